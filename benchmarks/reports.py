@@ -76,7 +76,7 @@ def report(name:str, tokenizer, max_length:int)->dict:
     n, s = data.train.lengths, data.train
     lost = {k: v for k, v in s.reasons.items()}
     over_128 = (n > 128).sum() + sum(lost.values())
-    return dict(set=name, format=data.report.figures["rows are"].split(" (")[0], rows=s.n_read, kept=s.n_kept,
+    return dict(set=name, format=data.report.figures["rows_are"].split(" (")[0], rows=s.n_read, kept=s.n_kept,
                 dropped=lost, examples=len(n), tokens=int(n.sum()),
                 share_supervised=round(float(s.stats["supervised"].sum() / n.sum()), 4),
                 median=int(np.median(n)), p95=int(np.percentile(n, 95)), longest=int(n.max()),

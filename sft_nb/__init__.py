@@ -50,7 +50,6 @@ _NAMES = {
     "evaluation.verdict": "Verdict verdict compare",
     "evaluation.search": "Search search",
     "proof.merge": "merge probe parity",
-    "proof.gguf_checks": "gguf_adapter",
     "proof.prove": "Proof prove",
     "panels.batches": "BatchState BatchPanel",
     "panels.rows": "DataState DataPanel",

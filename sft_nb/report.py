@@ -6,10 +6,10 @@
 __all__ = ['FIX_LANGUAGES', 'STATUSES', 'fix_language', 'shell_quote', 'spell_settings', 'Fix', 'edit', 'command', 'as_fix',
            'pluralise', 'with_article', 'error_summary', 'why_unreadable', 'SftError', 'ConfigError',
            'MissingFileError', 'MissingPathError', 'MissingRunError', 'Finding', 'ok', 'skipped', 'warn', 'fail',
-           'Report']
+           'named_figures', 'Report', 'read_figures']
 
 # %% ../nbs/00_report.ipynb #caa7fd3a
-import json, os, re, shlex, textwrap
+import json, os, re, shlex
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
@@ -19,11 +19,10 @@ from typing import Any
 from fastcore.basics import patch
 
 from .escape import shorten_words, escape_controls
-from .display import (
-    as_html, badge_html, calling_line, card_html, card_text, code_html, details_html, failure_page, figures_html,
-    figures_text, Html, link_html, page_url, STATUS_MARKS, table_html)
+from .display import calling_line, card_html, card_text, page_url, SIDES, snake_case, STATUS_MARKS
+from .view import by_weight, View, view_text, Viewable
 from .credentials import redact_json
-from .files import read_json, write_atomically
+from .files import read_json, read_json_object, write_atomically
 
 # %% ../nbs/00_report.ipynb #f1x00002
 FIX_LANGUAGES = ("python", "shell", "file", "yaml", "json")
@@ -260,7 +259,7 @@ def _render_traceback_(self:SftError)->list[str]:
     return [*card_text(**self.card(), colour=colour).split("\n"), "", "%tb shows the full traceback"]
 
 # %% ../nbs/00_report.ipynb #30f00831
-STATUSES = ("ok", "skipped", "warn", "fail")   # from best to worst
+STATUSES = tuple(STATUS_MARKS)   # ok, skipped, warn, fail: from best to worst
 _PROBLEMS = dict(fail="failure", warn="warning")
 
 @dataclass(frozen=True)
@@ -321,20 +320,31 @@ def fail(text:str, fix:Fix|str="", *, check:str="", step:int|None=None)->Finding
     return Finding(check, "fail", text, fix, step, step)
 
 # %% ../nbs/00_report.ipynb #f17a533c
-@dataclass(frozen=True)
-class Report:
+def named_figures(figures:dict)->dict:
+    "Figures under the names of JSON; `train: rows read` becomes `rows_read` in the figures of train"
+    named = {}
+    for name, value in figures.items():
+        side, _, own = name.partition(": ")
+        if own and side in SIDES: named.setdefault(side, {})[snake_case(own)] = value
+        else: named[snake_case(name)] = value
+    return named
+
+@dataclass(frozen=True, repr=False)
+class Report(Viewable):
     "Figures and findings under a title; as text, HTML or JSON"
     title:str
-    figures:dict=field(default_factory=dict)     # name -> number or short text, in reading order
+    figures:dict=field(default_factory=dict)     # name -> value, in reading order; those of train and eval are dicts
     findings:list[Finding]=field(default_factory=list)
     good:str=""                                  # the verdict if nothing failed: ready
     summary:str=""                               # a paragraph that comes first
     facts:dict=field(default_factory=dict)       # what the summary was made from, for JSON
 
+    def __post_init__(self): object.__setattr__(self, "figures", named_figures(self.figures))
+
     @property
     def status(self)->str:
         "The worst status among the findings; ok without any"
-        return max((f.status for f in self.findings), key=STATUSES.index, default="ok")
+        return View(findings=self.findings).worst
     @property
     def exit_code(self)->int: return 1 if self.status == "fail" else 0
     @property
@@ -349,91 +359,32 @@ class Report:
         problems = problems or ["fine"]
         return ", ".join([*problems, f"{n['skipped']} skipped"] if n["skipped"] else problems)
 
-# %% ../nbs/00_report.ipynb #f17a5304
-_MAX_PASSED_LISTED = 2    # if more checks passed, they are counted
-_MAX_SKIPPED_LISTED = 3   # likewise for checks that were skipped for the same reason
+    def view(self)->View:
+        badge = self.status if self.status in _PROBLEMS else "ok"   # also if some were skipped
+        return View(self.title, verdict=self.verdict, status=badge, summary=self.summary, findings=self.findings,
+                    parts=[self.figures], data=dict(status=self.status, good=self.good, facts=self.facts))
 
-@patch
-def by_weight(self:Report)->list[Finding]:
-    "The findings, worst first"
-    return sorted(self.findings, key=lambda f: -STATUSES.index(f.status))
+    def text(self,
+        *, everything:bool=False,   # list the checks that passed, however many there are
+    )->str:
+        "As text"
+        return view_text(self.view(), everything=everything)
 
-def _group_same(findings:list[Finding])->list[list[Finding]]:
-    "Group findings that differ only in their names (of train and of eval)"
-    groups = {}
-    for f in findings: groups.setdefault((f.status, f.sentence, str(f.fix)), []).append(f)
-    return [*groups.values()]
+    def by_weight(self)->list[Finding]:
+        "The findings, worst first"
+        return by_weight(self.findings)
 
-def _merge_same(findings:list[Finding])->list[Finding]:
-    "Merge findings that differ only in their names into one with all names"
-    return [replace(same[0], check=", ".join(f.check for f in same)) for same in _group_same(findings)]
-
-@patch
-def text(self:Report,
-    *, everything:bool=False,   # list the checks that passed, however many there are
-)->str:
-    "Verdict, warnings and failures, figures, then what passed or was skipped"
-    passed = [f for f in self.findings if f.status == "ok"]
-    lines = textwrap.wrap(self.summary, 100)
-    lines += [f"{STATUS_MARKS[self._badge_status()]} {self.verdict}"] if self.verdict else []
-    lines += [str(f) for f in _merge_same(self.by_weight()) if f.status in _PROBLEMS]
-    lines += figures_text(self.figures)
-    for same in _group_same([f for f in self.findings if f.status == "skipped"]):
-        if everything or len(same) <= _MAX_SKIPPED_LISTED: lines += map(str, same)
-        else: lines.append(str(replace(same[0], check=f"{len(same)} checks")))
-    if everything or len(passed) <= _MAX_PASSED_LISTED: lines += [str(f) for f in passed]
-    else: lines.append(f"{STATUS_MARKS['ok']} {len(passed)} checks passed")
-    return escape_controls("\n".join([self.title, *(f"  {line}" for line in lines)]))
-
-@patch
-def __str__(self:Report)->str: return self.text()
-
-@patch
-def __repr__(self:Report)->str: return self.text()
-
-@patch
-def without(self:Report,
-    shown:"Report",   # a report that the reader has already seen
-)->list[Finding]:
-    "The findings, worst first, that are not in `shown`; the group prefix of a name is ignored"
-    known = {(f.check.rpartition(".")[2], f.says) for f in shown.findings}
-    return [f for f in self.by_weight() if (f.check.rpartition(".")[2], f.says) not in known]
-
-
-# %% ../nbs/00_report.ipynb #f17a5307
-@patch
-def _badge_status(self:Report)->str:
-    "The status for the badge: ok if checks were only skipped or passed"
-    return self.status if self.status in _PROBLEMS else "ok"
-
-# %% ../nbs/00_report.ipynb #f17a5306
-@patch
-def _repr_html_(self:Report)->str:
-    open_rows, folded_rows = [], []
-    for f in _merge_same(self.by_weight()):
-        lines = [as_html(f.sentence)]
-        if f.fix: lines.append(Html(f"Fix: {code_html(str(f.fix))}"))
-        is_problem, page = f.status in _PROBLEMS, failure_page(f.check)
-        if is_problem and page: lines.append(link_html(page_url(page), "more"))
-        row = [badge_html(f.status, f.check), Html("<br>".join(lines))]
-        (open_rows if is_problem else folded_rows).append(row)
-    verdict = badge_html(self._badge_status(), self.verdict) if self.verdict else ""
-    problems = table_html(open_rows) if open_rows else ""
-    n = len(folded_rows)
-    others = details_html(f"{pluralise(n, 'finding')} without a fault", table_html(folded_rows)) if n else ""
-    summary = f"<p>{as_html(self.summary)}</p>" if self.summary else ""
-    return f"<div><b>{as_html(self.title)}</b> {verdict}{summary}{problems}{figures_html(self.figures)}{others}</div>"
+    def without(self,
+        shown:"Report",   # a report that the reader has already seen
+    )->list[Finding]:
+        "The findings, worst first, that are not in `shown`; the group prefix of a name is ignored"
+        known = {(f.check.rpartition(".")[2], f.says) for f in shown.findings}
+        return [f for f in self.by_weight() if (f.check.rpartition(".")[2], f.says) not in known]
 
 # %% ../nbs/00_report.ipynb #f17a5401
-@patch
-def to_dict(self:Report)->dict:
-    "Ready for JSON"
-    findings = [f.to_dict() for f in self.findings]
-    return dict(title=self.title, figures=self.figures, findings=findings, status=self.status, good=self.good,
-                verdict=self.verdict, summary=self.summary, facts=self.facts)
-
 @patch(cls_method=True)
 def from_dict(cls:Report, d:dict)->"Report":
+    "Read what `to_dict` wrote, also in an earlier version"
     if not isinstance(d["title"], str) or not isinstance(d["figures"], dict): raise TypeError("no report of ours")
     findings = [Finding.from_dict(f) for f in d["findings"]]
     return cls(d["title"], d["figures"], findings, d.get("good", ""), d.get("summary", ""), d.get("facts", {}))
@@ -443,6 +394,13 @@ def from_dict(cls:Report, d:dict)->"Report":
 def save(self:Report, path:Path)->Path:
     "Write the report as JSON, atomically and without secrets"
     return write_atomically(Path(path), json.dumps(redact_json(self.to_dict()), indent=1, ensure_ascii=False) + "\n")
+
+def read_figures(
+    path:Path,   # data.json of a run
+)->dict:
+    "The figures of a saved report, also of an earlier version; empty if it cannot be read"
+    figures = read_json_object(path).get("figures")
+    return named_figures(figures) if isinstance(figures, dict) else {}
 
 @patch(cls_method=True)
 def load(cls:Report, path:Path)->"Report":

@@ -134,11 +134,11 @@ def without_thought(
     "The answer of a row as it is compared: without its thought, unless it is all there is"
     return answer_of(answer) or answer
 
-def _starts_with_thought(x)->bool: return isinstance(x, str) and x.lstrip().startswith((*BLOCKS, _CHANNEL))
-
 def without_thoughts(row:dict)->dict:
     "A row whose texts and messages are without the thoughts they begin with"
-    def cut(x): return without_thought(x) if _starts_with_thought(x) else x
+    def cut(x):
+        has_thought = isinstance(x, str) and x.lstrip().startswith((*BLOCKS, _CHANNEL))
+        return without_thought(x) if has_thought else x
     def cut_message(m): return m | dict(content=cut(m["content"])) if isinstance(m, dict) and "content" in m else m
     return {k: [*map(cut_message, v)] if isinstance(v, list) else cut(v) for k, v in row.items()}
 

@@ -152,7 +152,7 @@ def test_a_run_name_that_is_taken(trained):
 def test_data_as_json_is_one_object(files):
     done = shell("data", "--train-file", files/"good.jsonl", "--eval-samples", 5, "--json")
     report = json.loads(done.stdout)
-    assert done.returncode == 0 and report["figures"]["train: rows kept"] == 3
+    assert done.returncode == 0 and report["figures"]["train"]["rows_kept"] == 3
     statuses = {f["check"]: f["status"] for f in report["findings"]}
     assert statuses == dict(train_dropped="ok", train_ends="ok", train_duplicates="warn", held_out="skipped")
 
@@ -218,7 +218,7 @@ class Capitals:
     def score(self, text, row): return Score(text == row["capital"], text, row["capital"])
 """)
     done = shell("data", "--task", "capitals:Capitals", "--max-samples", 3, "--json", cwd=files)
-    assert done.returncode == 0 and json.loads(done.stdout)["figures"]["train: rows read"] == 3, done.stderr
+    assert done.returncode == 0 and json.loads(done.stdout)["figures"]["train"]["rows_read"] == 3, done.stderr
 
 
 def test_a_run_is_repeated_from_its_config_under_another_name(trained, files):

@@ -11,7 +11,7 @@ from contextlib import redirect_stdout
 import pytest
 from conftest import ROOT
 
-from sft_nb.display import Html, FAILURE_PAGES, as_html, card_html, page_html, failure_page, table_html, table_text
+from sft_nb.display import Html, FAILURE_PAGES, as_html, card_html, cell_text, page_html, failure_page, table_html
 from sft_nb.report import ConfigError, Finding, Report, SftError, edit, ok, skipped, fix_language, warn
 
 HOSTILE = "<script>alert(1)</script> [a](javascript:1) \x1b[2J \u202e gnp.exe"
@@ -133,7 +133,7 @@ def test_what_only_was_skipped_is_fine():
     lambda: table_html([[HOSTILE]], head=[HOSTILE]), lambda: card_html(HOSTILE, HOSTILE, lines={HOSTILE: HOSTILE}),
     lambda: page_html(HOSTILE, {HOSTILE: as_html(HOSTILE)}),
     lambda: Report(HOSTILE, {HOSTILE: HOSTILE}, [Finding(HOSTILE, "warn", HOSTILE, HOSTILE)])._repr_html_(),
-    lambda: as_html(table_text([[HOSTILE]]))])
+    lambda: as_html(cell_text(HOSTILE, 200))])
 def test_what_others_wrote_is_harmless(draw):
     html = draw()
     assert "<script" not in html and "\x1b" not in html and "\u202e" not in html and "&lt;script&gt;" in html

@@ -134,11 +134,15 @@ from sft_nb.config import load_config
 from sft_nb.runs.directory import create_run
 run = create_run(load_config("demo", run_name="x"))
 (run.path/"adapter").mkdir()
-print("code", main({line}))
+for line in {lines}: print("code", main(line.split()))
 """
 
 
-@pytest.mark.parametrize("line", ["report runs/x"])
-def test_a_feature_of_the_extras_is_named_where_it_is_missing(tmp_path, line):
-    said = hidden(WITHOUT.format(line=line.split()), tmp_path)
-    assert "it needs sft_nb.extras, which is missing" in said and "Fix: pip install" in said and "code 1" in said
+NEED_THEM = ("report runs/x", "merge runs/x --out a.gguf", "prove runs/x --gguf a.gguf",
+             "prove runs/x --server http://localhost:1", "evaluate runs/x --eval-samples 2 --server http://localhost:1")
+
+
+def test_a_feature_of_the_extras_is_named_where_it_is_missing(tmp_path):
+    said = hidden(WITHOUT.format(lines=NEED_THEM), tmp_path)
+    assert said.count("it needs sft_nb.extras, which is missing") == said.count("code 1") == len(NEED_THEM), said
+    assert said.count("Fix: pip install") == len(NEED_THEM)

@@ -78,7 +78,7 @@ def use_trackers(name):
     return use
 
 def use_gguf(folder):
-    from sft_nb.proof.gguf_checks import Gguf
+    from sft_nb.extras.gguf_checks import Gguf
     (folder/"model.gguf").touch()
     Gguf(folder/"model.gguf")
 

@@ -59,6 +59,7 @@ def test_make_lab_opens_the_quickstart():
 
 @pytest.mark.parametrize("job,recipe,figures", [
     ("legal", "02_your_own_rows", ("base rougeL", "best rougeL", "chance")),
+    ("gsm8k", "04_word_problems", ("best accuracy", "base accuracy", "chance")),
     ("units", "05_unit_conversion", ("best accuracy",)),
     ("tools", "09_tool_calls", ("best accuracy", "best name", "base accuracy")),
     ("nli", "07_inference_with_reasoning", ("best accuracy", "few_shot accuracy", "chance"))])

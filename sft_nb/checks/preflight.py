@@ -36,6 +36,7 @@ from .step import Balance, Evaluated, FirstStep, no_dropout, Slope, slopes, take
 from .learning import learn_some, Learned, MOST_TO_SAVE, run_schedule, save_once, Saved, ScheduleRun
 from ..optimizer import make_optimizer
 from ..progress import format_duration, Phase, show_progress
+from ..display import format_number, Shown
 from ..report import Finding, Report, SftError
 from .core import all_checks, error_finding, run_check, describe_part
 from . import environment, model as model_checks   # noqa: F401  they register their checks
@@ -289,7 +290,7 @@ class LossEvidence(LayoutEvidence):
 
 # %% ../../nbs/09_checks/06_preflight.ipynb #time0001
 LEAST_SECONDS, MOST_SHARE = 60., .1   # time for a preflight: seconds, or a share of the training, whichever is more
-IN_PART = "in part, for want of time"   # figure of a report
+IN_PART = "in_part_for_want_of_time"   # figure of a report
 _SHARES = dict(evaluated=.02, first_step=.4, learned=.3)   # of that time, for its longest parts
 
 _IN_WORDS = dict(evaluated="evaluation", first_step="largest batch", learned="training on a few rows")
@@ -519,22 +520,26 @@ def preflight_figures(
     "Figures for the report, from the evidence that was built"
     bench, made, figures = evidence.bench, vars(evidence), {}
     if "hardware" in vars(bench): figures["device"] = f"{bench.hardware.device}, {bench.hardware.dtype_name}"
-    if "layout" in vars(bench) and "model" in made: figures["batches are"] = bench.layout.name
-    if "model" in made: figures |= zip(("trained parameters", "parameters"), count_parameters(evidence.model))
-    if "vocabulary" in made: figures["loss of guessing, ln(V)"] = math.log(evidence.vocabulary)
+    if "layout" in vars(bench) and "model" in made: figures["batches_are"] = bench.layout.name
+    if "model" in made: figures |= zip(("trained_parameters", "parameters"), count_parameters(evidence.model))
+    if "vocabulary" in made: figures["loss_of_guessing"] = math.log(evidence.vocabulary)   # all tokens as likely
     first, plan = made.get("first_step"), vars(bench).get("plan")
     if first is not None:
-        figures |= {"first loss": first.loss, "gradient norm": first.norm, "tokens of the first step": first.tokens}
-        figures["seconds of its first step"] = round(first.seconds, 3)
+        figures |= dict(first_loss=first.loss, gradient_norm=first.norm, tokens_of_the_first_step=first.tokens)
+        figures["seconds_of_the_first_step"] = round(first.seconds, 3)
     if "extent" in made:
-        figures |= {"steps": evidence.extent.steps, "passes over the rows": evidence.extent.passes}
-        if first is not None: figures["seconds of all steps, estimated"] = round(_estimated_seconds(evidence), 1)
-    if "evaluated" in made: figures["held-out loss"] = evidence.evaluated.loss
-    if "learned" in made: figures[f"loss after {evidence.learned.steps} steps on a few rows"] = evidence.learned.after
+        figures |= dict(steps=evidence.extent.steps, passes_over_the_rows=evidence.extent.passes)
+        if first is not None: figures["estimated_seconds_of_all_steps"] = round(_estimated_seconds(evidence), 1)
+    if "evaluated" in made: figures["held_out_loss"] = evidence.evaluated.loss
+    if "learned" in made:
+        steps, loss = evidence.learned.steps, evidence.learned.after
+        text = f"{format_number(loss)} after {steps} steps"
+        figures["loss_on_a_few_rows"] = Shown(text, dict(steps=steps, loss=loss))
     if partial := made.get("partial"):
-        figures[IN_PART] = "; ".join(f"{_IN_WORDS[part]} {n}" for part, n in partial.items())
-    if plan is not None: figures["GiB planned"] = plan.total / 2**30
-    if first is not None and first.peak_bytes is not None: figures["GiB of the first step"] = first.peak_bytes / 2**30
+        text = "; ".join(f"{_IN_WORDS[part]} {n}" for part, n in partial.items())
+        figures[IN_PART] = Shown(text, [dict(part=part, measured=n) for part, n in partial.items()])
+    if plan is not None: figures["planned_gib"] = plan.total / 2**30
+    if first is not None and first.peak_bytes is not None: figures["gib_of_the_first_step"] = first.peak_bytes / 2**30
     return figures
 
 # %% ../../nbs/09_checks/06_preflight.ipynb #7a671d94
@@ -561,7 +566,7 @@ def preflight(
             figures = preflight_figures(evidence)
             summary, facts = "", {}
             if "extent" in vars(evidence):
-                summary, facts = training_summary(bench, figures.get("seconds of all steps, estimated"))
+                summary, facts = training_summary(bench, figures.get("estimated_seconds_of_all_steps"))
             evidence = None   # so that closing the workbench releases everything
     loaded = None
     seconds = dict(seconds=round(time.monotonic() - began, 1))

@@ -23,14 +23,16 @@ from sft_nb.cli.options import (
     wrap_report)
 
 # %% ../../nbs/15_cli/01_commands.ipynb #e3ea05e8
-def _print(*parts)->None: print(*(escape_controls(str(part)) for part in parts), flush=True)
+def _print_text(*parts)->None: print(*(escape_controls(str(part)) for part in parts), flush=True)
 
 def _print_report(report)->None:
     "Print a report; lines are wrapped for a terminal, not for a pipe"
     text = escape_controls(str(report))
     print(wrap_report(text, terminal_width()) if sys.stdout.isatty() else text, flush=True)
 
-def _print_json(found)->None: _print(json.dumps(found))   # in ASCII, so that it is valid JSON in every terminal
+def _print_json(found)->None:
+    "Print JSON that every program can read: in ASCII, and null for what is not a number or infinite"
+    _print_text(json.dumps(json.loads(json.dumps(found), parse_constant=lambda name: None)))
 
 def _print_json_or_report(made, as_json:bool)->None:
     "Print a result as JSON or as a report"
@@ -64,7 +66,7 @@ def config_command(args:list[str])->int:
         _print_json(cfg.to_dict())
         return 0
     nothing_given = options.config is None and not named_settings(args)
-    _print(table(cfg, everything=options.all or nothing_given))
+    _print_text(table(cfg, everything=options.all or nothing_given))
     return 0
 
 # %% ../../nbs/15_cli/01_commands.ipynb #a83aa13c
@@ -88,9 +90,9 @@ def data_command(args:list[str])->int:
         return data.report.exit_code
     _print_report(data.report.text(everything=options.all))
     for d in more.get("dropped", ()):
-        _print(f"{d['where']}: {d['reason']}: {json.dumps(d['row'], ensure_ascii=False)[:200]}")
+        _print_text(f"{d['where']}: {d['reason']}: {json.dumps(d['row'], ensure_ascii=False)[:200]}")
     for x in more.get("shown", ()):
-        _print(f"\n{x['where']}: {x['supervised']} of {x['tokens']} tokens are supervised\n{x['text']}")
+        _print_text(f"\n{x['where']}: {x['supervised']} of {x['tokens']} tokens are supervised\n{x['text']}")
     return data.report.exit_code
 
 # %% ../../nbs/15_cli/01_commands.ipynb #afbefb52
@@ -118,7 +120,7 @@ def plan_command(args:list[str])->int:
     from sft_nb.planning.plan import plan
     made = plan(cfg, device=options.card, lengths=options.lengths)
     _print_json_or_report(made, options.json)
-    return made.report.exit_code
+    return made.exit_code
 
 # %% ../../nbs/15_cli/01_commands.ipynb #a6f6298a
 _CHECK = dict(config=_config_option(" or a run"), json=_JSON, all=_ALL_CHECKS)
@@ -156,7 +158,7 @@ def _check_agreement(cfg:Config)->None:
 def _new_run(cfg:Config):
     "Announce a new run, and train it"
     from sft_nb.runs.directory import reserve_name
-    _print(table(cfg), "\n")
+    _print_text(table(cfg), "\n")
     # if two start at once, refuse the second now, not after its preflight
     with reserve_name(cfg.runs_dir, cfg.run_name):
         _check_agreement(cfg)
@@ -184,9 +186,9 @@ def _resume_run(options, cfg:Config, longer:dict, several:int|None):
     if _is_launched(options):   # of several processes, the first changes the run
         from sft_nb.training.train import resume
         return resume(run, max_time=max_time, **longer)
-    if longer: _print(extend_training(run, **longer))
+    if longer: _print_text(extend_training(run, **longer))
     can_resume(run)   # report problems before loading torch
-    if several is not None and (text := change_world_size(run, several)): _print(text)
+    if several is not None and (text := change_world_size(run, several)): _print_text(text)
     if options.detach or run.config.num_processes > 1: return run.resume(max_time=max_time)
     from sft_nb.training.train import resume
     return resume(run, max_time=max_time)
@@ -201,7 +203,7 @@ def _print_until_end(run, begin:int=0):
                 while run.launched():
                     if text := log.read(): print(escape_controls(text), end="", flush=True)
                     time.sleep(.2)
-                _print(log.read())
+                _print_text(log.read())
     except KeyboardInterrupt: run.stop()
     run.wait()   # raises its error, even if it failed before the first check
     return run
@@ -210,7 +212,7 @@ def _print_until_end(run, begin:int=0):
 def _print_result(run, n_examples:int)->int:
     "Print the result of a training, and the scores if it finished"
     status = run.status
-    _print(_describe_losses(run))
+    _print_text(_describe_losses(run))
     if status.reason:
         way = "Continue with" if status.fix and status.fix.command else "Fix"
         _print_report(f"{status.state}: {status.reason}" + (f". {way}: {status.fix}" if status.fix else ""))
@@ -220,8 +222,8 @@ def _print_result(run, n_examples:int)->int:
         if noticed: _print_report(f"noticed during training: {names}; guards.json has the details")
     if status.state == "finished" and run.config.eval_samples: _score_or_explain(run, n_examples)
     if status.stopped_by == "max_time" and run.checkpoints():
-        _print(f"to score what it has learned so far: sft_nb evaluate {shell_quote(run.path)}")
-    _print(f"\nrun directory: {run.path}")
+        _print_text(f"to score what it has learned so far: sft_nb evaluate {shell_quote(run.path)}")
+    _print_text(f"\nrun directory: {run.path}")
     return status.exit_code
 
 # %% ../../nbs/15_cli/01_commands.ipynb #91464fd1
@@ -241,12 +243,12 @@ def _score_or_explain(run, n_examples:int)->None:
     from sft_nb.tasks.core import task_of
     if open_split(run.config, task_of(run.config), "eval") is None:
         fix = edit(eval_file="rows.jsonl") | edit(eval_fraction=.05)
-        return _print(f"no rows are held out, so nothing is scored. Next time: {fix}")
+        return _print_text(f"no rows are held out, so nothing is scored. Next time: {fix}")
     from sft_nb.evaluation.evaluate import evaluate
-    _score(evaluate(run), n_examples)
+    _print_scores(evaluate(run), n_examples)
 
 # %% ../../nbs/15_cli/01_commands.ipynb #bb96cf4f
-def _score(evaluation, n_examples:int)->None:
+def _print_scores(evaluation, n_examples:int)->None:
     _print_report(f"\n{evaluation}")
     if n_examples and (shown := evaluation.examples(n_examples)): _print_report(f"\n{shown}")
 
@@ -271,8 +273,8 @@ def train_command(args:list[str])->int:
         if not is_main_process(): return run.status.exit_code
         if not options.detach: return _print_result(_print_until_end(run, begin), options.examples)
         path, log, root = (shell_quote(p) for p in (run.path, run.path/"log.txt", run.path.parent))
-        _print(f"{run.name} trains in process {run.launched()}\n  sft_nb runs {root}\n  tail -f {log}")
-        _print(f"  sft_nb stop {path}\n  sft_nb evaluate {path}   when it has finished")
+        _print_text(f"{run.name} trains in process {run.launched()}\n  sft_nb runs {root}\n  tail -f {log}")
+        _print_text(f"  sft_nb stop {path}\n  sft_nb evaluate {path}   when it has finished")
     return 0
 
 # %% ../../nbs/15_cli/01_commands.ipynb #0c5089d5
@@ -285,11 +287,11 @@ def _start_training(options, cfg:Config, args:list[str]):
         return _resume_run(options, cfg, longer, several)
     if _is_launched(options):
         from sft_nb.training.train import train
-        if is_main_process(): _print(table(cfg), "\n")
+        if is_main_process(): _print_text(table(cfg), "\n")
         return train(cfg)
     if options.detach or cfg.num_processes > 1:   # in a separate process
         from sft_nb.training.launch import launch
-        _print(table(cfg), "\n")
+        _print_text(table(cfg), "\n")
         return launch(cfg)
     return _new_run(cfg)
 
@@ -325,6 +327,9 @@ _NUMBERS = re.compile(r"[-+.\de]+(,[-+.\de]+)+")    # 8,16
 
 def _split_values(args:list[str])->tuple[list[str],dict]:
     "A command line without the settings that have several values, and these"
+    def parse_literal(text:str):   # 8, 1e-4, True, None or a word
+        try: return ast.literal_eval(text.capitalize() if text.lower() in ("true", "false", "none") else text)
+        except (ValueError, SyntaxError): return text
     rest, several = [], {}
     for name, texts in split_options(args):
         setting = SETTINGS.get(full_name(plain_name(name.removeprefix("--"))))
@@ -332,13 +337,8 @@ def _split_values(args:list[str])->tuple[list[str],dict]:
         is_range = len(texts) == 1 and _RANGE.fullmatch(texts[0])
         if setting is None or _takes_many(setting.type) or len(texts) < 2 and not is_range:
             rest += [*filter(None, [name]), *texts]
-        else: several[setting.name] = texts[0] if is_range else [_literal_or_text(text) for text in texts]
+        else: several[setting.name] = texts[0] if is_range else [*map(parse_literal, texts)]
     return rest, several
-
-def _literal_or_text(text:str):
-    "8, 1e-4, True, None or a word"
-    try: return ast.literal_eval(text.capitalize() if text.lower() in ("true", "false", "none") else text)
-    except (ValueError, SyntaxError): return text
 
 def search_command(args:list[str])->int:
     "Train with several values of some settings and find the best: --learning-rate 1e-4 3e-4 --lora-r 8 16"
@@ -362,7 +362,7 @@ def stop_command(args:list[str])->int:
     from sft_nb.runs.errors import named_run
     run = Run(named_run(options.run))
     state = run.stop(options.timeout)
-    _print(f"{run.name}: {state} at step {run.step}")
+    _print_text(f"{run.name}: {state} at step {run.step}")
     return 0
 
 # %% ../../nbs/15_cli/01_commands.ipynb #cm0chk02
@@ -374,5 +374,5 @@ def checkpoint_command(args:list[str])->int:
     from sft_nb.runs.directory import Run
     from sft_nb.runs.errors import named_run
     made = Run(named_run(options.run)).checkpoint(options.timeout)
-    _print(made or "a checkpoint is requested, but not written yet")
+    _print_text(made or "a checkpoint is requested, but not written yet")
     return 0 if made or not options.timeout else 1

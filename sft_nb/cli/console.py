@@ -17,7 +17,7 @@ from ..report import command, ConfigError, edit, shell_quote, SftError, fix_lang
 from ..runs.process import keep_output
 from .options import terminal_width, split_options
 from .commands import (
-    _print, check_command, checkpoint_command, config_command, data_command, plan_command,
+    _print_text, check_command, checkpoint_command, config_command, data_command, plan_command,
     search_command, stop_command, train_command)
 from .evaluation import (
     chat_command, compare_command, evaluate_command, generate_command, merge_command, report_command,
@@ -86,7 +86,7 @@ def main(
             redirect_stdout(_safe_stream(sys.stdout)), redirect_stderr(_safe_stream(sys.stderr)):
         try:
             if args[:1] in ([], ["-h"], ["--help"], ["--version"]):
-                _print(_VERSION_LINE if args == ["--version"] else _help_text())
+                _print_text(_VERSION_LINE if args == ["--version"] else _help_text())
                 code = 0 if args else 2   # without arguments, usage is wrong
             else:
                 run_command, rest = _find_command(args[0], args[1:]), choose_card(args[1:])

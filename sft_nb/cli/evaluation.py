@@ -14,9 +14,11 @@ from typing import Literal
 from ..display import aligned_text, fitted_text, format_number
 from ..progress import format_duration, log
 from ..report import command, ConfigError, shell_quote, Report
+from ..extensions import need_extension
 from .options import arrange, Option, parse_own, split_options
-from .commands import (
-    _CHECKPOINT, _EXAMPLES, _JSON, _RUN, _print, _print_json, _print_json_or_report, _print_report, _score, _TRUST)
+from sft_nb.cli.commands import (
+    _CHECKPOINT, _EXAMPLES, _JSON, _print_json, _print_json_or_report, _print_report, _print_scores, _print_text, _RUN,
+    _TRUST)
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #8de837ac
 _NAMES = Option(tuple[str,...], (), "runs to compare, with differing settings; or the folder of all runs", first=True)
@@ -31,8 +33,8 @@ def runs_command(args:list[str])->int:
     if len(only) == 1 and os.path.isdir(options.names[0]) and not os.path.exists(f"{root}/{only[0]}"):
         root, only = options.names[0], ()
     found = list_runs(root, only=only)
-    if options.json: _print(found.to_json(orient="records"))
-    else: _print(_as_text(found, named=bool(only)))
+    if options.json: _print_text(found.to_json(orient="records"))
+    else: _print_text(_as_text(found, named=bool(only)))
     return 0
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #b32f6d2e
@@ -135,7 +137,7 @@ def evaluate_command(args:list[str])->int:
     from sft_nb.evaluation.evaluate import evaluate
     e = evaluate(options.run, checkpoint=options.checkpoint, **_evaluation_options(options))
     if options.json: _print_json(e.to_dict())
-    else: _score(e, options.examples)
+    else: _print_scores(e, options.examples)
     return 0
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0swe01
@@ -239,8 +241,8 @@ def generate_command(args:list[str])->int:
     for k, prompt in enumerate(options.prompt):
         texts = {name: answers[k].text + ("" if answers[k].ended else " [cut]")
                  for name, answers in by_model.items()}
-        if len(by_model) == len(options.prompt) == 1: _print(by_model["tuned"][k].text)   # one answer: plain text
-        else: _print("\n".join([prompt, *(f"{name:<6} {text}" for name, text in texts.items())]))
+        if len(by_model) == len(options.prompt) == 1: _print_text(by_model["tuned"][k].text)   # one answer: plain text
+        else: _print_text("\n".join([prompt, *(f"{name:<6} {text}" for name, text in texts.items())]))
     return 0
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0cha01
@@ -253,12 +255,12 @@ def chat_command(args:list[str])->int:
                           "your messages are read from the input", instead)
     options = _with_target("chat", parse_own("chat", args, _REPLY_OPTIONS, summary=chat_command.__doc__))
     ask, chat = _make_asker(options), []
-    if sys.stdin.isatty(): _print(f"{options.run}: an empty line ends it")
+    if sys.stdin.isatty(): _print_text(f"{options.run}: an empty line ends it")
     for line in sys.stdin:
         if not line.strip(): break
         chat.append(dict(role="user", content=line.strip()))
         answer, = ask([chat])
-        _print(answer.text)
+        _print_text(answer.text)
         chat.append(dict(role="assistant", content=answer.text))
     return 0
 
@@ -278,18 +280,18 @@ def merge_command(args:list[str])->int:
     run = open_run(options.run, trust_remote_code=options.trust_remote_code)   # report errors before loading torch
     run.weights(options.checkpoint)
     merge_target(run, options.out, options.checkpoint)
-    if run.state != "finished": _print(f"{run.name} is not finished ({run.state_in_words})")
-    if options.checkpoint == "adapter" and (why := earlier_adapter(run)): _print(why)
+    if run.state != "finished": _print_text(f"{run.name} is not finished ({run.state_in_words})")
+    if options.checkpoint == "adapter" and (why := earlier_adapter(run)): _print_text(why)
     if str(options.out).endswith(".gguf"):
-        from sft_nb.proof.gguf_checks import gguf_adapter
-        out = gguf_adapter(run, options.out, checkpoint=options.checkpoint)
-        _print(f"llama-server -m {shell_quote(run.config.model)} --lora {shell_quote(out)}")
+        write = need_extension("gguf_adapter", f"merge --out {options.out}")
+        out = write(run, options.out, checkpoint=options.checkpoint)
+        _print_text(f"llama-server -m {shell_quote(run.config.model)} --lora {shell_quote(out)}")
         return 0
     from sft_nb.proof.merge import merge
     out = merge(run, out=options.out, checkpoint=options.checkpoint, dtype=options.dtype, prompts=options.prompts,
                 write_system_prompt=options.write_system_prompt)
     _print_report(Report.load(out/"parity.json").findings[0])
-    _print(out)
+    _print_text(out)
     return 0
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0rep02
@@ -301,7 +303,7 @@ def report_command(args:list[str])->int:
     options = parse_own("report", args, _PAGE, summary=report_command.__doc__)
     from sft_nb.runs.directory import open_run
     run = open_run(options.run, trust_remote_code=options.trust_remote_code)
-    _print(run.report(options.out, rows=options.rows))
+    _print_text(run.report(options.out, rows=options.rows))
     return 0
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cs3pro01

@@ -6,7 +6,7 @@
 __all__ = ['GENERAL', 'general_examples', 'Forgetting', 'forgetting']
 
 # %% ../../nbs/12_evaluation/01_perplexity.ipynb #li0imp01
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +58,6 @@ class Forgetting:
         "forgets: loss on general text 10.41 → 14.23 (+37%); no verb where it may not have risen"
         change = f"loss on general text {self.base_loss:.2f} → {self.loss:.2f} ({self.rise:+.0%})"
         return f"forgets: {change}" if self.low > 0 else change
-    def to_dict(self)->dict: return asdict(self)
 
 @torch.no_grad()
 def _losses_before_and_after(model, base, examples:list, batch_tokens:int)->np.ndarray:

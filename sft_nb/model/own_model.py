@@ -26,11 +26,6 @@ _COUNTERPARTS = dict(r="lora_r", lora_alpha="lora_alpha", lora_dropout="lora_dro
                      use_dora="use_dora")
 _WITHOUT_COUNTERPART = ("layers_to_transform", "exclude_modules", "trainable_token_indices")
 
-def _adapted_parameters(model)->set[str]:
-    "Parameters beside which there is LoRA, without linear layers: experts.down_proj"
-    layers = {path: m for path, m in model.named_modules() if hasattr(m, "parameter_name") and hasattr(m, "lora_A")}
-    return {f"{path.replace('.base_layer', '').rpartition('.')[2]}.{m.parameter_name}" for path, m in layers.items()}
-
 def _odd_layer(model, adapter)->str:
     "An adapted layer with another rank or scale than settings give it; empty: there is none"
     active, scale = model.active_adapter, adapter.lora_alpha / adapter.r ** (.5 if adapter.use_rslora else 1)
@@ -48,7 +43,8 @@ def read_lora_settings(
     adapter = model.peft_config[model.active_adapter]
     found, expected = "", "a LoRA adapter with one rank and one scale"
     unknown = [name for name in _WITHOUT_COUNTERPART if getattr(adapter, name, None)]
-    parameters = _adapted_parameters(model)
+    parameters = {f"{path.replace('.base_layer', '').rpartition('.')[2]}.{m.parameter_name}"   # experts.down_proj
+                  for path, m in model.named_modules() if hasattr(m, "parameter_name") and hasattr(m, "lora_A")}
     named = {*(getattr(adapter, "target_parameters", None) or ())}
     layers = {name.removesuffix(".weight") for name in named - parameters}
     if adapter.exclude_modules == excluded_modules(model): unknown = [n for n in unknown if n != "exclude_modules"]

@@ -264,12 +264,6 @@ def preferences(self:GenerationState,
                     for r in good + bad if r.speaker not in paired]
 
 # %% ../../nbs/14_panels/07_conversation.ipynb #gen0rat3
-def _is_of(line:bytes, turn:Turn)->bool:
-    "Does a line belong to this turn? A line that is not JSON does not, and is kept"
-    try: saved = parse_json(line)
-    except ValueError: return False
-    return isinstance(saved, dict) and saved.get("id") == turn.id
-
 @patch
 def _keep(self:GenerationState, turn:Turn)->Path:
     "Replace the lines of a turn in the file"
@@ -278,7 +272,11 @@ def _keep(self:GenerationState, turn:Turn)->Path:
     about = dict(id=turn.id, time=datetime.now(timezone.utc).isoformat(timespec="seconds"), sampling=turn.how)
     new = [json.dumps(redact_json(about | line), ensure_ascii=False).encode("utf-8", "backslashreplace")
            for line in self.preferences(turn)]
-    kept = [line for line in lines if line.strip() and not _is_of(line, turn)]
+    def is_of_turn(line:bytes)->bool:   # a line that is not JSON is kept
+        try: saved = parse_json(line)
+        except ValueError: return False
+        return isinstance(saved, dict) and saved.get("id") == turn.id
+    kept = [line for line in lines if line.strip() and not is_of_turn(line)]
     return write_atomically(file, b"".join(line + b"\n" for line in kept + new))
 
 # %% ../../nbs/14_panels/07_conversation.ipynb #gen0rat4

@@ -13,7 +13,7 @@ from ..runs.metrics import axis_ticks
 def _svg_path(points:list[tuple], place)->str: return " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in points)
 
 def _svg_band(points:list[tuple], place)->str:
-    "The line, and the room between its bounds"
+    "The line, and the area between its bounds"
     band = _svg_path([(s, h) for s, _, _, h in points] + [(s, l) for s, _, l, _ in reversed(points)], place)
     line = _svg_path([(s, v) for s, v, *_ in points], place)
     return (f"<polygon points='{band}' fill='currentColor' fill-opacity='.15' stroke='none'/>"
@@ -39,7 +39,10 @@ def intervals_svg(
         drawn += f"<line x1='46' x2='{width}' y1='{y:.1f}' y2='{y:.1f}' stroke='rgba(128,128,128,.3)'/>"
         drawn += _svg_text(42, y + 4, f"{value:.4g}", "end")
     drawn += "".join(_svg_text(place(step, low)[0], height - 4, f"{step:,}", "middle") for step, *_ in points[:12])
-    drawn += _svg_band(points, place) + _base_line(base, place, (left, right)) + dots
+    (x, y), (end, _) = place(left, base[0]), place(right, base[0])
+    ends = f"x1='{x - 26:.0f}' x2='{end + 26:.0f}' y1='{y:.1f}' y2='{y:.1f}'"
+    drawn += f"{_svg_band(points, place)}<line {ends} stroke='currentColor' stroke-dasharray='5 4'/>"
+    drawn += _svg_text(end + 26, y - 4, f"base {base[0]:.4g}", "end") + dots
     box = f"viewBox='0 0 {width} {height}' width='{width}' height='{height}' style='max-width:100%'"
     text = escape_html(f"{title} over steps; base {base[0]:.4g}")
     return f"<svg {box} role='img' aria-label='{text}'>{drawn}</svg>"
@@ -48,12 +51,6 @@ def intervals_svg(
 def _svg_text(x:float, y:float, text:str, anchor:str="start")->str:
     at = f"x='{x:.0f}' y='{y:.0f}' text-anchor='{anchor}'"
     return f"<text {at} font-size='11' fill='currentColor'>{escape_html(text)}</text>"
-
-def _base_line(base:tuple, place, steps:tuple)->str:
-    (x, y), (end, _) = (place(step, base[0]) for step in steps)
-    ends = f"x1='{x - 26:.0f}' x2='{end + 26:.0f}' y1='{y:.1f}' y2='{y:.1f}'"
-    name = _svg_text(end + 26, y - 4, f"base {base[0]:.4g}", "end")
-    return f"<line {ends} stroke='currentColor' stroke-dasharray='5 4'/>{name}"
 
 def _svg_dot(point:tuple, place, text:str)->str:
     "A checkpoint; the mouse tells its figures"

@@ -13,7 +13,7 @@ from fastcore.basics import patch
 
 from ..display import details_html, WRAPPED
 from ..escape import escape_html
-from ..files import read_json
+from ..files import read_json_object
 from ..progress import format_duration, format_progress, progress_html, Progress
 from ..report import command, ConfigError, Finding, Report, SftError
 from ..runs.status import ACTIVE, CHECKPOINT_ASKED
@@ -58,13 +58,6 @@ class RunState:
         self.tails.append(Tail(self.runs[-1].path/"metrics.jsonl"))
 
 
-# %% ../../nbs/14_panels/03_run_state.ipynb #liv0sta6
-def _read_plan(file:Path)->dict:
-    "The plan of the run, or empty"
-    try: saved = read_json(file)
-    except (OSError, ValueError): return {}
-    return saved if isinstance(saved, dict) and "allocated" in saved and "device" in saved else {}
-
 # %% ../../nbs/14_panels/03_run_state.ipynb #liv0sta7
 @patch
 def refresh(self:RunState)->bool:
@@ -75,7 +68,8 @@ def refresh(self:RunState)->bool:
     self.status, self.progress = run.status, run.progress
     try: self.noticed = Report.load(path/"guards.json").findings
     except SftError: self.noticed = []   # it is being written, or is damaged
-    self.plan = _read_plan(path/"plan.json")
+    plan = read_json_object(path/"plan.json")
+    self.plan = plan if {"allocated", "device"} <= plan.keys() else {}
     self.samples = [line for line in read_lines(path/"samples.jsonl") if isinstance(line.get("answers"), list)]
     self.checkpoints = [p.name for p in run.checkpoints()]
     self.save_requested = (path/CHECKPOINT_ASKED).exists()

@@ -8,16 +8,17 @@ __all__ = ['LABELS', 'Plan', 'decisions', 'findings', 'plan', 'with_plan', 'with
 # %% ../../nbs/07_planning/05_plan.ipynb #f84cc856
 import json, logging, math
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from fastcore.basics import patch
 
 from ..files import write_atomically
-from ..display import as_html, badge_html, bar_html, code_html, Html, with_png, format_bytes, table_html
+from ..display import Bar, with_png, format_bytes
+from ..view import own_fields, Table, View, Viewable
 from ..progress import format_duration, Phase, show_progress
-from ..report import ConfigError, pluralise, edit, fail, Finding, error_summary, ok, Report, SftError, warn
+from ..report import ConfigError, pluralise, edit, fail, Finding, error_summary, ok, SftError, warn
 from ..config import Config
 from ..tokens.tokenizer import load_tokenizer
 from ..tokens.dataset import Data
@@ -35,7 +36,7 @@ LABELS = dict(weights="weights", adapter="adapter", gradients="gradients", optim
                activations="activations", working="working memory", outside="driver and gaps")
 
 @dataclass(frozen=True, repr=False)
-class Plan:
+class Plan(Viewable):
     "The memory and speed of a training on a device, and the settings chosen for it"
     device:Device
     settings:dict            # the decided settings
@@ -58,14 +59,18 @@ class Plan:
         "The bytes that `torch.cuda.max_memory_allocated` should report"
         return self.training - self.parts["outside"]
     @property
-    def total(self)->int: return max(self.training, self.evaluation)
+    def total(self)->int:
+        "The peak in bytes: of a training step, or of an evaluation if that takes more"
+        return max(self.training, self.evaluation)
     @property
-    def fits(self)->bool: return self.device.holds(self.total, self.host)
+    def fits(self)->bool:
+        "Do device and host memory hold it?"
+        return self.device.holds(self.total, self.host)
     @property
     def host_text(self)->str:
         "The size of what is offloaded to host memory, in words: per process and in all"
         if self.processes == 1: return format_bytes(self.host)
-        return f"{format_bytes(self.host)} per process, {format_bytes(self.host * self.processes)} in all"
+        return f"{format_bytes(self.host)} per process, {format_bytes(self.host_in_all)} in all"
     @property
     def title(self)->str:
         "The title of the plan: model, size and device"
@@ -80,55 +85,38 @@ class Plan:
         "The settings as text: what has no value is not set"
         return {name: "not set" if value is None else str(value) for name, value in self.settings.items()}
 
-    def __str__(self): return str(self.report)
-    __repr__ = __str__
+    @property
+    def host_in_all(self)->int:
+        "The bytes that all processes offload"
+        return self.host * self.processes
+    @property
+    def exit_code(self)->int: return int(any(f.status == "fail" for f in self.findings))
 
-    def to_dict(self)->dict:
-        "The plan as a dict that JSON can hold"
-        sums = dict(allocated=self.allocated, total=self.total, fits=self.fits, host_in_all=self.host * self.processes)
-        return asdict(self) | dict(findings=[f.to_dict() for f in self.findings]) | sums
+    in_json = ("fits", "total", "allocated", "host_in_all")
+
+    def view(self)->View:
+        "Memory by part, speed and settings"
+        sizes = {LABELS[part]: Bar(format_bytes(n), n / max(self.total, 1), k)
+                 for k, (part, n) in enumerate(self.shown_parts.items())}
+        sizes["together"] = f"{format_bytes(self.training)} of {self.device.gib:.1f} GiB"
+        if self.evaluation: sizes["an evaluation"] = format_bytes(self.evaluation)
+        if self.host: sizes["in host memory"] = self.host_text
+        if self.device.taken: sizes["not free"] = self.device.taken
+        sizes["speed, a rough estimate"] = f"{self.tokens_per_second:,.0f} tokens/s"
+        if self.extent: sizes["training"] = f"{self.extent}; about {format_duration(self.seconds)}"
+        if self.reach: sizes["trained"] = self.reach
+        memory = [dict(part=name, size=size) for name, size in sizes.items()]
+        settings = [dict(setting=name, value=value, why=self.reasons[name])
+                    for name, value in self.shown_settings.items()]
+        tables = [Table(memory, left=["part", "size"], head=False), Table(settings, left=["setting", "value", "why"])]
+        verdict = ("it fits", "ok") if self.fits else ("it does not fit", "fail")
+        return View(self.title, "", *verdict, findings=self.findings, parts=tables, data=own_fields(self))
 
     def save(self,
         path:Path,   # plan.json
     )->None:
         "Write the plan as JSON"
         write_atomically(path, json.dumps(self.to_dict(), indent=1) + "\n")
-
-# %% ../../nbs/07_planning/05_plan.ipynb #afaa94d4
-@patch(as_prop=True)
-def report(self:Plan)->Report:
-    "Memory by part, speed and settings as a report"
-    figures = {LABELS[part]: format_bytes(n) for part, n in self.shown_parts.items()}
-    figures["together"] = f"{format_bytes(self.training)} of {self.device.gib:.1f} GiB"
-    if self.evaluation: figures["an evaluation"] = format_bytes(self.evaluation)
-    if self.host: figures["in host memory"] = self.host_text
-    if self.device.taken: figures["not free"] = self.device.taken
-    figures["speed, a rough estimate"] = f"{self.tokens_per_second:,.0f} tokens/s"
-    if self.extent: figures["training"] = f"{self.extent}; about {format_duration(self.seconds)}"
-    if self.reach: figures["trained"] = self.reach
-    figures |= {name: f"{value}  ({self.reasons[name]})" for name, value in self.shown_settings.items()}
-    return Report(self.title, figures, self.findings)
-
-# %% ../../nbs/07_planning/05_plan.ipynb #planface2
-@patch
-def _repr_html_(self:Plan)->str:
-    verdict = badge_html("ok", "it fits") if self.fits else badge_html("fail", "it does not fit")
-    problems = [f"<div>{as_html(f.sentence)} Fix: {code_html(str(f.fix))}</div>" for f in self.findings if f.fix]
-    settings = [[name, value, self.reasons[name]] for name, value in self.shown_settings.items()]
-    chosen = table_html(settings, head=["setting", "value", "why"])
-    return f"<div><b>{as_html(self.title)}</b> {verdict}{''.join(problems)}{self._memory()}{chosen}</div>"
-
-@patch
-def _memory(self:Plan)->Html:
-    "A bar for each part of the memory, and the totals"
-    rows = [[LABELS[part], bar_html(n / max(self.total, 1), tone=k), format_bytes(n)]
-            for k, (part, n) in enumerate(self.shown_parts.items())]
-    rows.append(["together", "", f"{format_bytes(self.training)} of {self.device.gib:.1f} GiB"])
-    if self.evaluation: rows.append(["an evaluation", "", format_bytes(self.evaluation)])
-    if self.host: rows.append(["in host memory", "", self.host_text])
-    rows.append(["speed, a rough estimate", "", f"{self.tokens_per_second:,.0f} tokens/s"])
-    if self.extent: rows.append(["training", "", f"{self.extent}; about {format_duration(self.seconds)}"])
-    return table_html(rows)
 
 # %% ../../nbs/07_planning/05_plan.ipynb #3f1db7ce
 _COLOURS = dict(weights="#57606a", adapter="#0969da", gradients="#54aeff", optimiser="#b6e3ff", activations="#1a7f37",

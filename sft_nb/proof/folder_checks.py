@@ -26,9 +26,11 @@ from safetensors import safe_open
 
 from ..escape import escape_controls
 from ..files import read_json
+from ..display import Shown
+from ..view import as_json
 from ..report import (
-    as_fix, command, ConfigError, error_summary, fail, Finding, Fix, MissingPathError, ok, pluralise, shell_quote,
-    skipped, SftError, warn, why_unreadable)
+    as_fix, command, ConfigError, error_summary, fail, Finding, Fix, MissingPathError, named_figures, ok, pluralise,
+    shell_quote, skipped, SftError, warn, why_unreadable)
 from ..tokens.encode import encode_prompts
 from ..tokens.template import Template
 from ..tokens.tokenizer import model_path
@@ -36,10 +38,10 @@ from ..batches.layout import text_config
 from ..model.load import quiet
 from ..workbench import Workbench
 from ..runs.directory import Run
-from ..evaluation.openai_client import RenderedPrompt
 from .merge import dequantise, load_merged, merged_model, with_system_prompt
-from .reference import (
-    answer_greedily, find_cause, GreedyAnswer, logprob_differences, mean_or_nan, PromptComparison, Reference)
+from sft_nb.proof.reference import (
+    answer_greedily, find_cause, GreedyAnswer, logprob_differences, mean_or_nan, PromptComparison, Reference,
+    RenderedPrompt)
 
 # %% ../../nbs/13_proof/02_folder_checks.ipynb #1987e170
 @dataclass(frozen=True)
@@ -56,12 +58,16 @@ class ProofStage:
     def is_broken(self)->bool: return self.finding.status == "fail"
 
     def __str__(self):
-        figures = ", ".join(f"{k} {v}" for k, v in self.figures.items())
+        figures = ", ".join(self.figures_in_words())
         return escape_controls(f"{self.link:<7} {self.finding}" + (f"  ({figures})" if figures else ""))
+
+    def figures_in_words(self)->list[str]:
+        "The figures, each after its name"
+        return [f"{name} {v:.2g}" if isinstance(v, float) else f"{name} {v}" for name, v in self.figures.items()]
 
     def to_dict(self)->dict:
         "Ready for JSON"
-        return dict(link=self.link) | self.finding.to_dict() | dict(saw=self.figures)
+        return dict(link=self.link) | self.finding.to_dict() | dict(figures=as_json(named_figures(self.figures)))
 
 def passed(link:str, check:str, text:str, figures:dict|None=None)->ProofStage:
     return ProofStage(link, ok(text, check=check), figures or {})
@@ -665,8 +671,8 @@ def folder_answers(x:Expected, f:Folder)->ProofStage:
     to_tuned, to_base = nats(r.tuned), nats(r.base)
     limit = r.allowed_nats(x.quantised or stored_as(f))
     equal = sum(a.text == b.text for a, b in zip(r.tuned, answers))
-    figures = {"nats": f"{to_tuned:.2g}", "nats to base": f"{to_base:.2g}",
-               "equal answers": f"{equal} of {len(answers)}"}
+    figures = {"nats": float(to_tuned), "nats to base": float(to_base),
+               "equal answers": Shown(f"{equal} of {len(answers)}", dict(answers=equal, of=len(answers)))}
     fix, leads = x.merge_again(f.path), [lead_where_parting(a, b) for a, b in zip(r.tuned, answers)]
     if to_tuned <= limit:
         far = [k for k, lead in enumerate(leads) if lead > 5 * limit]   # one position may differ by more than the mean

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FORMAT_NATS', 'CAUSES', 'GreedyAnswer', 'answer_greedily', 'logprob_differences', 'mean_or_nan', 'Reference',
-           'PromptComparison', 'prompt_with_argument', 'find_cause']
+           'RenderedPrompt', 'PromptComparison', 'prompt_with_argument', 'find_cause']
 
 # %% ../../nbs/13_proof/01_reference.ipynb #5bdb1c90
 import math, os
@@ -19,7 +19,6 @@ from ..tokens.encode import encode_prompts
 from ..tokens.template import Template
 from ..batches.layout import eval_mode
 from ..model.load import quiet
-from ..evaluation.openai_client import RenderedPrompt
 
 # %% ../../nbs/13_proof/01_reference.ipynb #f4ce5b4f
 _TOP_TOKENS = 50   # at each position
@@ -121,6 +120,20 @@ class Reference:
         return of_a_base * max(1, self.effect / 3)   # what was learned is rounded, too
 
 # %% ../../nbs/13_proof/01_reference.ipynb #9f02da47
+@dataclass(frozen=True)
+class RenderedPrompt:
+    "A prompt as a server renders it, as far as it is shown"
+    n:int|None=None            # tokens
+    ids:list[int]|None=None
+    text:str|None=None
+
+    @property
+    def n_tokens(self)->int|None: return len(self.ids) if self.n is None and self.ids is not None else self.n
+    def matches(self, prompt:list[int])->bool:
+        "Is it this prompt, as far as it is shown?"
+        if self.ids is not None and self.ids != prompt: return False
+        return self.n in (None, len(prompt))
+
 @dataclass(frozen=True)
 class PromptComparison:
     "Prompts as they were trained, and as they are rendered elsewhere"

@@ -234,10 +234,6 @@ def read_flag(
     raise SftError("row", f"{name} has {keys}, which contradict each other", "one of them", f"leave one out of {name}")
 
 # %% ../../nbs/02_rows/00_messages.ipynb #f1ags004
-def _contradiction_error(name:str)->SftError:
-    return SftError("row", f"{name} is not learned, and parts of it are", "one of the two",
-                    f"remove the flag of {name} or those of its parts")
-
 def _detail_parts(text:str, detail, name:str)->list:
     "Texts and flags of the spans in Axolotl's `train_detail`; `SftError` unless they cover the text in order"
     spans = parse_list(detail, f"train_detail of {name}")
@@ -253,7 +249,9 @@ def _detail_parts(text:str, detail, name:str)->list:
 def _with_flags(m:dict, flag:bool|None, parts:list[tuple], name:str)->dict:
     "An answer with `train`, from its own flag and those of its parts (text or None, flag)"
     flags = [f for _, f in parts]
-    if flag is False and True in flags: raise _contradiction_error(name)
+    if flag is False and True in flags:
+        raise SftError("row", f"{name} is not learned, and parts of it are", "one of the two",
+                       f"remove the flag of {name} or those of its parts")
     if False not in flags or flag is False: return m if flag is None else m | dict(train=flag)
     if all(f is False for f in flags): return m | dict(train=False)
     if any(text is None for text, f in parts if f is False):

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SYSTEM_PROMPT_FILE', 'Run', 'check_links', 'open_run', 'check_free', 'reserve_name', 'create_run',
-           'needs_system_prompt', 'earlier_adapter', 'can_resume', 'start_process', 'plot', 'is_there', 'with_html',
+           'needs_system_prompt', 'earlier_adapter', 'can_resume', 'start_process', 'is_there', 'plot', 'with_html',
            'list_runs']
 
 # %% ../../nbs/10_runs/09_directory.ipynb #aeb61a38
@@ -18,10 +18,11 @@ from fastcore.basics import patch
 from ..credentials import redact_patterns, secret_inside
 from ..escape import escape_controls
 from ..files import atomic_folder, read_json_object, remove_temporaries
-from ..display import as_html, code_html, format_number, table_html
+from ..display import code_html, figures_html, figures_text
+from ..view import Drawn, Table, View, Viewable, view_html
 from ..progress import in_notebook, log, Progress, ProgressBar
 from ..report import (
-    command, ConfigError, edit, Fix, MissingPathError, MissingRunError, pluralise, SftError, shell_quote)
+    command, ConfigError, edit, Fix, MissingPathError, MissingRunError, pluralise, read_figures, SftError, shell_quote)
 from ..settings import max_time_seconds, SETTINGS
 from ..extensions import extension, need_extension
 from ..config import (
@@ -39,10 +40,10 @@ from .errors import (
     being_trained_error, check_name, free_name, free_path, name_taken_error, named_run, no_checkpoint,
     no_locks_error, out_of_reach_error, resume_command, run_folders, default_run_stem)
 from .provenance import change_world_size, check_resume_settings, extend_training
-from .summary import loss_line, short_path, state_badge, summary
+from .summary import BADGES, loss_line, short_path, state_badge, summary
 
 # %% ../../nbs/10_runs/09_directory.ipynb #d8d2a9cf
-class Run:
+class Run(Viewable):
     "A run: its directory and its process; ConfigError if the directory holds no run"
     def __init__(self,
         path:str|Path,   # runs/NAME
@@ -352,16 +353,14 @@ def fingerprint(self:Run,
     side:str,   # train or eval
 )->str|None:    # None: it is not known
     "The fingerprint of the tokens that it was trained or evaluated on"
-    figures = read_json_object(self.path/"data.json").get("figures")
-    return figures.get(f"{side}: fingerprint") if isinstance(figures, dict) else None
+    return read_figures(self.path/"data.json").get(side, {}).get("fingerprint")
 
 SYSTEM_PROMPT_FILE = "system_prompt.txt"   # beside weights: what each of their training rows begins with
 
 @patch(as_prop=True)
 def system_prompt(self:Run)->str:
     "The system message with which all training rows begin, or empty"
-    figures = read_json_object(self.path/"data.json").get("figures")
-    return str(figures.get("system prompt", "")) if isinstance(figures, dict) else ""
+    return str(read_figures(self.path/"data.json").get("system_prompt", ""))
 
 def needs_system_prompt(
     run:Run,   # with a `system_prompt`
@@ -564,38 +563,24 @@ def _figures(self:Run)->dict:
     shown = dict(loss=loss_line(self.metrics())) | shown | dict(folder=short_path(self.path))
     why = read_json_object(self.path/"plan.json").get("reasons")
     if isinstance(why, dict) and "method" in why: shown["method"] = f"{shown['method']}  ({why['method']})"
-    return {k: v for k, v in shown.items() if v not in (None, "") and v == v}
+    return {k: v for k, v in shown.items() if is_there(v)}
+
+def is_there(v)->bool: return v is not None and v == v and not (isinstance(v, str) and not v)
 
 @patch
-def _next_fix(self:Run)->Fix:
-    "The next step; for a run that was killed, the command that resumes it"
-    return resume_command(self) if self.state == "killed" else self.status.fix
-
-@patch
-def _repr_html_(self:Run)->str:
-    status, fix = self.status, self._next_fix()
-    reason = f"<div>{as_html(status.reason)}</div>" if status.reason else ""
-    fix = f"<div>Next: {code_html(str(fix))}</div>" if fix else ""
-    head = f"<b>{as_html(self.name)}</b> {state_badge(self.state)} {as_html(self.state_in_words.partition(' ')[2])}"
-    return f"<div>{head}{reason}{fix}{table_html([[k, v] for k, v in self._figures().items()])}</div>"
+def view(self:Run)->View:
+    "State, reason, what to do next, and the figures of the summary"
+    state, reason, figures = self.state, self.status.reason, self._figures()
+    fix = resume_command(self) if state == "killed" else self.status.fix
+    parts = [reason] if reason else []
+    if fix: parts.append(Drawn(f"Next: {fix}", f"<div>Next: {code_html(str(fix))}</div>"))
+    parts.append(Drawn("\n".join(figures_text(figures)), figures_html(figures)))
+    about = summary(self) | dict(state=state, reason=reason, fix=fix.says("shell"), path=str(self.path))
+    return View(self.name, self.state_in_words, state, BADGES.get(state, "skipped"), parts=parts,
+                data={k: v for k, v in about.items() if v == v})
 
 @patch
 def __repr__(self:Run)->str: return escape_controls(f"Run({short_path(self.path)!r}: {self.state})")
-
-@patch
-def __str__(self:Run)->str:
-    status, figures, fix = self.status, self._figures(), self._next_fix()
-    lines = [f"{self.name}: {self.state_in_words}", *filter(None, [status.reason])]
-    if fix: lines.append(f"Next: {fix}")
-    wide = max(map(len, figures))
-    return escape_controls("\n".join([*lines, *(f"  {k:<{wide}}  {format_number(v)}" for k, v in figures.items())]))
-
-@patch
-def to_dict(self:Run)->dict:
-    "State and figures, ready for JSON"
-    status = self.status
-    own = dict(state=self.state, reason=status.reason, fix=self._next_fix().says("shell"), path=str(self.path))
-    return {k: v for k, v in (summary(self) | own).items() if v == v}
 
 @patch
 def report(self:Run,
@@ -620,18 +605,14 @@ def plot(
     return curve(run.metrics(), run.name)
 
 # %% ../../nbs/10_runs/09_directory.ipynb #tabfac02
-def is_there(v)->bool: return v is not None and v == v and not (isinstance(v, str) and not v)
-
 def with_html(
     table,   # a pandas `DataFrame` of runs
 ):           # the same, with an HTML display for notebooks
     "Draw no column that is empty, a badge for the state, and nothing where pandas would write NaN"
     def draw()->str:
         columns = [name for name in table if any(is_there(v) for v in table[name])]
-        def cell(name, v):
-            if name == "state": return state_badge(v)
-            return v if is_there(v) else None
-        return table_html([[cell(name, row[name]) for name in columns] for _, row in table.iterrows()], head=columns)
+        lines = [{name: row[name] if is_there(row[name]) else None for name in columns} for _, row in table.iterrows()]
+        return view_html(View(parts=[Table([line | dict(state=state_badge(line["state"])) for line in lines])]))
     table._repr_html_ = draw
     return table
 

@@ -62,13 +62,8 @@ def is_main_process()->bool:
     return get_process_info().main
 
 # %% ../../nbs/10_runs/05_distributed.ipynb #wo000018
-def _told_by_accelerate()->str|None:
-    "DeepSpeed as `accelerate launch --use_deepspeed` requests it; None: not at all"
-    here = os.environ
-    if here.get("ACCELERATE_USE_DEEPSPEED", "false").lower() != "true": return None
-    return here.get("ACCELERATE_DEEPSPEED_CONFIG_FILE") or f"zero{here.get('ACCELERATE_DEEPSPEED_ZERO_STAGE', 2)}"
-
-_USE_FSDP = "ACCELERATE_USE_FSDP"   # set by `accelerate launch --use_fsdp`
+_USE_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"   # set by `accelerate launch --use_deepspeed`
+_USE_FSDP = "ACCELERATE_USE_FSDP"             # set by `accelerate launch --use_fsdp`
 
 def with_world_size(
     cfg:Config,
@@ -78,19 +73,16 @@ def with_world_size(
     if cfg.num_processes not in (1, n):
         found = f"{cfg.num_processes} were requested, but the launcher started {n}"
         raise ConfigError("num_processes", found, "one number", edit(num_processes=n), "one_process_instead_of_two")
-    fsdp = cfg.fsdp or os.environ.get(_USE_FSDP, "false").lower() == "true"
-    return replace(cfg, num_processes=n, deepspeed=cfg.deepspeed or _told_by_accelerate(), fsdp=fsdp)
+    env, deepspeed = os.environ, cfg.deepspeed
+    if not deepspeed and env.get(_USE_DEEPSPEED, "false").lower() == "true":
+        stage = env.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", 2)
+        deepspeed = env.get("ACCELERATE_DEEPSPEED_CONFIG_FILE") or f"zero{stage}"
+    fsdp = cfg.fsdp or env.get(_USE_FSDP, "false").lower() == "true"
+    return replace(cfg, num_processes=n, deepspeed=deepspeed, fsdp=fsdp)
 
 # %% ../../nbs/10_runs/05_distributed.ipynb #584c356b
 _CPU_RANKS = dict(DS_ACCELERATOR="cpu", ACCELERATE_TORCH_DEVICE="cpu")
 _PATIENCE = timedelta(hours=1)   # time for the first process to read rows, plan and check while others wait
-
-@contextmanager
-def _with_deepspeed():
-    "Context manager in which accelerate initialises the process group for DeepSpeed"
-    os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
-    try: yield
-    finally: del os.environ["ACCELERATE_USE_DEEPSPEED"]
 
 def init_distributed(
     device:str="auto",
@@ -113,7 +105,9 @@ def init_distributed(
             from deepspeed import ops
             ops.__compatible_ops__["deepspeed_shm_comm"] = False
         AcceleratorState._reset_state(reset_partial_state=True)   # a preflight created another; the process group stays
-        with _with_deepspeed(): PartialState(backend="gloo" if cpu else None, timeout=_PATIENCE)
+        os.environ[_USE_DEEPSPEED] = "true"   # accelerate initialises the process group for DeepSpeed
+        try: PartialState(backend="gloo" if cpu else None, timeout=_PATIENCE)
+        finally: del os.environ[_USE_DEEPSPEED]
     return world
 
 # %% ../../nbs/10_runs/05_distributed.ipynb #wo000023
@@ -126,15 +120,13 @@ def on_main_process(
     box = [None, None]
     if is_main_process():
         try: box[0] = make()
-        except Exception as e: box[1] = e if isinstance(e, SftError) else _of_the_first(e)
+        except SftError as e: box[1] = e
+        except Exception as e:
+            box[1] = SftError("the first process", f"{type(e).__name__}: {e}", "", "the traceback below says where")
+            for line in traceback.format_exception(e): box[1].add_note(line.rstrip())
     dist.broadcast_object_list(box)
     if box[1] is not None: raise box[1]
     return box[0]
-
-def _of_the_first(e:Exception)->SftError:
-    error = SftError("the first process", f"{type(e).__name__}: {e}", "", "the traceback below says where")
-    for line in traceback.format_exception(e): error.add_note(line.rstrip())
-    return error
 
 @contextmanager
 def main_process_first():

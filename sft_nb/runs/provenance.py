@@ -176,7 +176,7 @@ def extend_training(
         raise ConfigError(f"run {run.name!r}", found, "", edit(**{name: was + max(1, was)}))
     _change_config(run, replace(run.config, **more))
     run.set_status("stopped", reason="it was extended", fix=resume_command(run))
-    return f"{run.name} continues after step {run.step}; its learning rate goes back up, to the longer schedule"
+    return f"{run.name} continues after step {run.step}; its learning rate restarts from the longer schedule's value"
 
 # %% ../../nbs/10_runs/07_provenance.ipynb #orgsp002
 def settings_for_world_size(

@@ -9,10 +9,9 @@ __all__ = ['headline_figure', 'figure_value', 'measure_answers', 'score_answer',
 # %% ../../nbs/03_tasks/01_metrics.ipynb #mea0imp1
 import math
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
-from ..display import aligned_text, table_html
-from ..escape import escape_controls
+from ..view import own_fields, Table, View, Viewable
 from ..thoughts import SplitText, without_thoughts
 from .core import ANY_FORMAT, Score, Task
 
@@ -118,7 +117,7 @@ def shown_figures(figures:dict[str,float])->dict[str,float]:
     return {name: value for name, value in figures.items() if not name.startswith(_OF_A_CLASS)}
 
 @dataclass(frozen=True, repr=False)
-class ClassTable:
+class ClassTable(Viewable):
     "Rows, precision, recall and F1 of each label, and the confusion matrix"
     labels:list[str]           # the most common first
     rows:list[int]             # of each label
@@ -140,21 +139,14 @@ class ClassTable:
         figures = [[found[f"{name}_{label}"] for label in labels] for name in ("precision", "recall", "f1")]
         return cls(labels, [*counts.values()], *figures, [[pairs[a, b] for b in (*labels, None)] for a in labels])
 
-    def cells(self)->list[list[str]]:
-        "Heading and lines of the table"
+    def view(self)->View:
+        "A line for each label"
         names = [label if len(label) <= 24 else f"{label[:23]}…" for label in self.labels]
-        rest = "no label" if "other" in names else "other"
-        head = ["expected", "rows", "precision", "recall", "F1", *(f"→ {name}" for name in names), f"→ {rest}"]
-        return [head, *([name, f"{n:,}", *(f"{x:.2f}" for x in figures), *map(str, answers)] for
-                        name, n, *figures, answers in zip(names, self.rows, self.precision, self.recall, self.f1,
-                                                          self.confusion))]
-
-    def __str__(self): return escape_controls(aligned_text(self.cells(), [True] + [False] * (len(self.labels) + 5)))
-    __repr__ = __str__
-    def _repr_html_(self)->str:
-        head, *lines = self.cells()
-        return table_html(lines, head=head)
-    def to_dict(self)->dict: return asdict(self)
+        answers = [f"→ {name}" for name in (*names, "no label" if "other" in names else "other")]
+        each = zip(names, self.rows, self.precision, self.recall, self.f1, self.confusion)
+        lines = [dict(expected=name, rows=n, precision=f"{precision:.2f}", recall=f"{recall:.2f}", F1=f"{f1:.2f}")
+                 | dict(zip(answers, counts)) for name, n, precision, recall, f1, counts in each]
+        return View(parts=[Table(lines, left=["expected"])], data=own_fields(self))
 
 # %% ../../nbs/03_tasks/01_metrics.ipynb #mea0one2
 _NEARLY_ALL = .8

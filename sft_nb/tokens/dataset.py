@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 from fastcore.basics import patch
 
-from ..display import RecordTable, with_png
+from ..display import Shown, with_png
+from ..view import RecordTable, View, Viewable
 from ..report import as_fix, command, pluralise, edit, Finding, Fix, ok, Report, SftError, skipped, warn
 from ..config import command_line_options, Config, explicit_settings
 from ..rows.columns import are_metadata, like_flags
@@ -126,7 +127,7 @@ def load_split(
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #6fd0686d
 @dataclass(repr=False)
-class Data:
+class Data(Viewable):
     "The training rows of a run, and its held-out rows"
     train:Split
     eval:Split|None
@@ -147,12 +148,8 @@ class Data:
     def findings_but_ends(self)->list[Finding]:
         "The findings of the report, except those on the ends of answers, which preflight judges by degrees"
         return find_all(self.cfg, self.tokenizer, self.train, self.eval, train_ends=False)
-    def _repr_html_(self)->str: return self.report._repr_html_()
-    def __str__(self): return str(self.report)
-    __repr__ = __str__
-    def to_dict(self)->dict:
-        "The report, ready for JSON"
-        return self.report.to_dict()
+    def view(self)->View: return self.report.view()
+    def to_dict(self)->dict: return self.report.to_dict()
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #accdro04
 def examples(
@@ -614,28 +611,29 @@ def find_all(
 _REASONING = dict(kept="kept in {:,} turns", removed="removed by the template from {:,}", empty="empty in {:,}",
                   dropped="dropped from {:,}")
 
-def _side_figures(s:Split, name:str)->dict:
+def _side_figures(s:Split)->dict:
     "The figures of one side"
     lengths, total, supervised = s.lengths, int(s.lengths.sum()), int(s.stats["supervised"].sum())
     p50, p95 = np.percentile(lengths, [50, 95])
     counts, edges = np.histogram(lengths, bins=16, range=(0, int(lengths.max())))
-    figures = {"rows read": s.n_read, "rows kept": s.n_kept, "rows dropped": s.counts.dropped,
-               "rows cut": s.counts.shortened}
+    figures = dict(rows_read=s.n_read, rows_kept=s.n_kept, rows_dropped=s.counts.dropped, rows_cut=s.counts.shortened)
     if len(lengths) != s.n_kept: figures["examples"] = len(lengths)
-    reasoning = [text.format(s.seen.reasoning[key]) for key, text in _REASONING.items() if key in s.seen.reasoning]
+    reasoning = {key: text.format(s.seen.reasoning[key]) for key, text in _REASONING.items() if key in s.seen.reasoning}
     if k := s.seen.texts.get("empty_block"):
         answers = pluralise(s.seen.texts["looked_at"], "answer")
-        reasoning.append(f"an empty block is learned in {k:,} of {answers} looked at")
-    if reasoning: figures["reasoning"] = ", ".join(reasoning)
-    flagged = [(s.seen.flags.get("hidden"), ""), (s.seen.flags.get("in_part"), " in part")]
-    if any(n for n, _ in flagged):
-        figures["excluded by flags"] = " and ".join(pluralise(n, "answer") + how for n, how in flagged if n)
-    figures |= {"tokens": total, "tokens lost": s.counts.tokens_lost, "supervised tokens": supervised,
-                "share supervised": supervised / total,
-                "row length, tokens": f"median {p50:.0f}, 95% {p95:.0f}, max {lengths.max()}",
-                "lengths": dict(edges=[round(float(e), 1) for e in edges], counts=counts.tolist()),
-                "fingerprint": s.fingerprint}
-    return {f"{name}: {k}": v for k, v in figures.items()}
+        reasoning["empty_block"] = f"an empty block is learned in {k:,} of {answers} looked at"
+    if reasoning:
+        counted = dict(s.seen.reasoning) | dict(empty_block=k or 0)
+        figures["reasoning"] = Shown(", ".join(reasoning.values()), {key: counted[key] for key in reasoning})
+    flagged = dict(answers=s.seen.flags.get("hidden", 0), in_part=s.seen.flags.get("in_part", 0))
+    if any(flagged.values()):
+        texts = [pluralise(n, "answer") + " in part" * (how == "in_part") for how, n in flagged.items() if n]
+        figures["excluded_by_flags"] = Shown(" and ".join(texts), flagged)
+    return figures | dict(
+        tokens=total, tokens_lost=s.counts.tokens_lost, supervised_tokens=supervised,
+        share_supervised=supervised / total,
+        tokens_per_row=dict(median=round(p50), p95=round(p95), max=int(lengths.max())),
+        lengths=dict(edges=[round(float(e), 1) for e in edges], counts=counts.tolist()), fingerprint=s.fingerprint)
 
 def _names_of(s:Split, counts:dict[str,int])->list[str]:
     "Columns by the names that they have in the files, the most frequent first, without those of a few rows or of none"
@@ -705,20 +703,24 @@ def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)-
         learned = f"what follows {cfg.response_template!r} is learned"
         if not cfg.response_template: learned = "everything is learned, without question and answer"
         return f"plain text ({pluralise(n, 'row')}): {learned}"
-    figures = {"rows are": ", ".join(rows_are(*one) for one in train.seen.formats.items()),
-               "prompt format": "plain text (no chat template)" if tokenizer.chat_template is None else "chat template",
-               "pad token": tokenizer.pad_token,
-               "end tokens": " ".join(tokenizer.convert_ids_to_tokens(end_ids(tokenizer)))}
-    if train.seen.system_prompt: figures["system prompt"] = train.seen.system_prompt
+    formats, ends = train.seen.formats, tokenizer.convert_ids_to_tokens(end_ids(tokenizer))
+    figures = dict(
+        rows_are=Shown(", ".join(rows_are(*one) for one in formats.items()),
+                       [dict(format=name, rows=n) for name, n in formats.items()]),
+        prompt_format="plain text (no chat template)" if tokenizer.chat_template is None else "chat template",
+        pad_token=tokenizer.pad_token, end_tokens=Shown(" ".join(ends), ends))
+    if train.seen.system_prompt: figures["system_prompt"] = train.seen.system_prompt
     if n := train.seen.prompts_too:
         source = cfg.sources.get("train_on_prompt", "Config")
-        figures["prompts learned too"] = f"in {pluralise(n, 'row')} (train_on_prompt: {source})"
-    if Template(tokenizer).writes_date: figures["date in prompts"] = tokenizer.template_day
+        text = f"in {pluralise(n, 'row')} (train_on_prompt: {source})"
+        figures["prompts_learned_too"] = Shown(text, dict(rows=n, train_on_prompt=source))
+    if Template(tokenizer).writes_date: figures["date_in_prompts"] = tokenizer.template_day
     if others := _count_not_read(train):
-        figures["files not read"] = ", ".join(f"{len(files):,} ({why})" for why, files in others.items())
-    if train.seen.unread: figures["columns not learned from"] = join_names([*train.seen.unread])
-    figures |= _side_figures(train, "train")
-    if eval: figures |= _side_figures(eval, "eval")
+        text = ", ".join(f"{len(files):,} ({why})" for why, files in others.items())
+        figures["files_not_read"] = Shown(text, [dict(files=len(files), reason=why) for why, files in others.items()])
+    if unread := [*train.seen.unread]: figures["columns_not_learned_from"] = Shown(join_names(unread), unread)
+    figures["train"] = _side_figures(train)
+    if eval: figures["eval"] = _side_figures(eval)
 
     title, counts, tokens = f"data of task {task.name}", train.counts, int(train.lengths.sum())
     wanted = counts.tokens - counts.tokens_requested

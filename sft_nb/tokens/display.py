@@ -11,8 +11,9 @@ from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
-from ..escape import escape_html, escape_controls
+from ..escape import escape_html
 from ..display import as_html, details_html, WRAPPED
+from ..view import Drawn, View, Viewable
 
 # %% ../../nbs/04_tokens/08_display.ipynb #a40eb606
 def spans(
@@ -123,7 +124,7 @@ def spans_text(
 # %% ../../nbs/04_tokens/08_display.ipynb #5h0wex02
 _MOST = 5000   # most characters of a row to draw
 
-class Example:
+class Example(Viewable):
     "One example: its tokens, its labels, and the row that they were made of"
     def __init__(self,
         side,         # has `tokens`, `tokenizer` and `row(number)`
@@ -152,15 +153,11 @@ class Example:
         "Origin of the example, and its share of supervised tokens"
         return f"{self.where}: {self.supervised:,} of {len(self.ids):,} tokens are supervised"
 
-    def __repr__(self)->str: return f"{escape_controls(self.summary)}\n{spans_text(self.tokens)}"
-
-    def _repr_html_(self)->str:
-        row = json.dumps(self.row, indent=1, ensure_ascii=False, default=str)
+    def view(self)->View:
+        "The tokens, and the row folded"
+        text, row = spans_text(self.tokens), json.dumps(self.row, indent=1, ensure_ascii=False, default=str)
         if len(row) > _MOST: row = row[:_MOST] + "…"
         row = details_html("its row", f"<pre style='{WRAPPED}'>{as_html(row)}</pre>")
-        return f"<div><b>{as_html(self.summary)}</b>{spans_html(self.tokens)}{row}</div>"
-
-    def to_dict(self)->dict:
-        "Ready for JSON, but for what a row holds"
-        return dict(where=self.where, number=self.number, ids=self.ids, labels=self.labels,
-                    supervised=self.supervised, text=spans_text(self.tokens), row=self.row)
+        parts = [Drawn(self.summary, f"<b>{as_html(self.summary)}</b>"), Drawn(text, spans_html(self.tokens) + row)]
+        return View(parts=parts, data=dict(where=self.where, number=self.number, ids=self.ids, labels=self.labels,
+                                           supervised=self.supervised, text=text, row=self.row))

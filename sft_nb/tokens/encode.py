@@ -175,18 +175,16 @@ def examples(self:Encoder, examples:list[list[Chunk]])->list[tuple[np.ndarray,li
     return found
 
 # %% ../../nbs/04_tokens/04_encode.ipynb #enc00025
-def _is_hidden(text:str, start:int, end:int, spans:tuple)->bool:
-    "Is a token in a hidden span, or a visible character of one in the token?"
-    return any(a <= start and end <= z or text[max(start, a):max(min(end, z), 0)].strip() for a, z in spans)
-
 @patch
 def learned_tokens(self:Encoder, c:Chunk, ids:list[int])->list[bool]:
     "Which tokens of a supervised chunk are learned: none whose characters cannot be told"
+    def is_hidden(start, end):   # the token is in a hidden span, or a visible character of one is in the token
+        return any(a <= start and end <= z or c.text[max(start, a):max(min(end, z), 0)].strip() for a, z in c.hidden)
     for before in (c.anchor, "\n", ""):   # as in `behind` and `alone`
         encoded = self.backend.encode(before + c.text, add_special_tokens=False)
         if encoded.ids[-len(ids):] != ids: continue
         offsets = [(a - len(before), z - len(before)) for a, z in encoded.offsets[-len(ids):]]
-        return [not _is_hidden(c.text, a, z, c.hidden) for a, z in offsets]
+        return [not is_hidden(a, z) for a, z in offsets]
     return [False] * len(ids)
 
 @patch

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from ..installation import pause_garbage_collection
-from ..files import atomic_folder, read_json_object
+from ..files import atomic_folder
 from ..progress import Phase, show_progress
-from ..report import (
-    as_fix, ConfigError, edit, Finding, MissingFileError, MissingPathError, pluralise, SftError, warn)
+from sft_nb.report import (
+    as_fix, ConfigError, edit, Finding, MissingFileError, MissingPathError, pluralise, read_figures, SftError,
+    warn)
 from ..config import as_config, Config
 from ..rows.settings import RowSettings
 from .settings import SizeSettings
@@ -236,9 +237,10 @@ def missing_rows_are_of_the_run(
 
 def _other_rows_than(run:Path, sides:dict[str,Split|None])->list[Finding]:
     "A warning if these are not the tokens and labels of the run"
-    was = read_json_object(run/"data.json").get("figures", {})
-    other = [f"{name}: {side.fingerprint}, was {was[key]}" for name, side in sides.items() if side is not None
-             and (key := f"{name}: fingerprint") in was and was[key] != side.fingerprint]
+    figures = read_figures(run/"data.json")
+    known = {name: figures[name].get("fingerprint") for name in sides if name in figures}
+    other = [f"{name}: {side.fingerprint}, was {known[name]}" for name, side in sides.items()
+             if side is not None and known.get(name, side.fingerprint) != side.fingerprint]
     if not other: return []
     text = f"these are not the rows of run {run.name} (fingerprints: {'; '.join(other)})"
     fix = as_fix("restore its rows") | as_fix("name your own in {train_file}, so that they are not taken for the run's")

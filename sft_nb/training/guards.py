@@ -260,7 +260,7 @@ def receipt(
     text = f"the first loss in {len(losses)} layouts differs by {apart:.1g}"
     finding = ok(text, check="first_loss")
     if apart > tolerance: finding = warn(text, edit(padding_free=False), check="first_loss")
-    return Report("receipt", {"rows of the first step": sum(map(len, micro_batches))} | losses, [finding])
+    return Report("receipt", {"rows_of_the_first_step": sum(map(len, micro_batches))} | losses, [finding])
 
 def first_rows(
     micro_batches:list[list[dict]],   # rows with `input_ids`
@@ -460,8 +460,8 @@ def _write_receipt(self:Guards)->None:
     made = receipt(bench.model, first, own | padded, supervised=bench.supervised, tolerance=bench.tolerance)
     for finding in made.findings:
         if finding.status != "ok": self.note(finding, 0)
-    made.figures["labels (fingerprint)"] = bench.data.train.fingerprint
-    made.figures["norm of what is trained, first"] = self.first.norm().item()
+    made.figures["fingerprint_of_the_labels"] = bench.data.train.fingerprint
+    made.figures["first_norm_of_what_is_trained"] = self.first.norm().item()
     made.save(self.run.path/"receipt.json")
 
 @patch
@@ -475,7 +475,7 @@ def finish(self:Guards, model, steps:int)->None:
     file = self.run.path/"receipt.json"
     if not is_main_process() or not (made := _report_there(file)): return
     packages = read_json_object(self.run.path/"environment.json").get("packages", {})
-    made.figures["norm of what is trained, last"] = weight_norms(model).norm().item()
+    made.figures["last_norm_of_what_is_trained"] = weight_norms(model).norm().item()
     made.figures["steps"] = steps
-    if isinstance(packages, dict): made.figures.update({f"version of {name}": v for name, v in packages.items()})
+    if isinstance(packages, dict): made.figures["versions"] = packages
     made.save(file)

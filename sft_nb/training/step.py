@@ -108,7 +108,7 @@ def describe_rows(
 )->str:
     "The rows that a non-finite value comes from, as far as that can be determined"
     def some(rows): return ", ".join(map(str, rows[:8]))
-    if len(bad) == len(numbers) > 1: return f"each of the {len(bad)} rows causes it alone, so no row is to blame"
+    if len(bad) == len(numbers) > 1: return f"each of the {len(bad)} rows alone causes it, so the rows are not at fault"
     if bad: return f"it comes from row {some(bad)} alone"
     more = " ..." if len(numbers) > 8 else ""
     return f"no single row reproduces it; the step's rows are {some(numbers)}{more}"

@@ -18,7 +18,7 @@ from ..extensions import need_extension
 from ..files import read_json_object, remove_temporaries, write_atomically
 from ..bases import describe_base
 from ..credentials import load_env_files
-from ..display import failure_page
+from ..display import failure_page, label, SIDES
 from ..escape import escape_controls
 from ..progress import Phase, log, show_progress
 from ..report import command, ConfigError, edit, error_summary, Fix, shell_quote, Report, SftError, skipped
@@ -58,7 +58,7 @@ def raise_if_failed(checked:Report, *, force:bool=False)->Report:
     if failed: checked.figures["forced"] = f"despite {', '.join(f.check for f in failed)}"
     return checked
 
-_FIRST_FIGURES = ("rows kept", "supervised tokens", "row length, tokens")   # further figures: sft_nb data
+_FIRST_FIGURES = ("rows_kept", "supervised_tokens", "tokens_per_row")   # further figures: sft_nb data
 
 def describe_setup(
     bench:Workbench,
@@ -66,7 +66,8 @@ def describe_setup(
     "Rows, device and memory of a training that is to begin, in short"
     hardware = bench.hardware   # report a missing device before reading rows
     rows = bench.data.report
-    short = {name: value for name, value in rows.figures.items() if name.rpartition(": ")[2] in _FIRST_FIGURES}
+    sides = {side: rows.figures[side] for side in SIDES if side in rows.figures}
+    short = {side: {name: figures[name] for name in _FIRST_FIGURES} for side, figures in sides.items()}
     yield str(replace(rows, figures=short, summary=""))   # the paragraph comes last, with steps and time
     made = bench.plan
     why = f" ({made.reasons['method']})" if made is not None and "method" in bench.cfg.planned else ""
@@ -86,7 +87,7 @@ def describe_preflight(
     above = f" ({n_bad - len(new)} of them above)" if n_bad > len(new) else ""
     passed = sum(f.status == "ok" for f in checked.findings)
     text = f"\npreflight: {checked.verdict}{above}, {passed} passed ({checked.figures.get('seconds', 0):.1f} s)"
-    if partial := checked.figures.get(IN_PART): text += f", {IN_PART}: {partial}"
+    if partial := checked.figures.get(IN_PART): text += f", {label(IN_PART)}: {partial}"
     begins = not checked.failed or bench.cfg.force
     summary = ["", *textwrap.wrap(checked.summary, 100)] if begins and checked.summary else []
     return "\n".join(["\n  ".join([text, *map(str, new if begins else [])]), *summary])
@@ -291,8 +292,7 @@ def _check_same_rows(run:Run, data:Data)->None:
     "ConfigError if the rows have changed since the run started"
     saved = run.path/"data.json"
     if not saved.exists(): return
-    before = Report.load(saved).figures
-    was, now = (figures.get("train: fingerprint") for figures in (before, data.report.figures))
+    was, now = (Report.load(saved).figures.get("train", {}).get("fingerprint"), data.train.fingerprint)
     if was == now: return
     config = run.path/"config.json"
     found = f"the training rows have changed since the run started (fingerprint {now}, was {was})"

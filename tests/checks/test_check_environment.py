@@ -146,7 +146,7 @@ def test_many_passes_and_large_steps_are_seen(data, more, expected, fix):
     report = preflight(small(**learner() | dict(num_train_epochs=1) | more), data=data)
     found = {f.check: f for f in report.findings}["plan.extent"]
     assert found.status == ("warn" if expected else "ok") and expected in found.says and fix in str(found.fix)
-    assert report.figures["steps"] >= 1 and report.figures["seconds of all steps, estimated"] >= 0
+    assert report.figures["steps"] >= 1 and report.figures["estimated_seconds_of_all_steps"] >= 0
 
 
 def test_a_step_of_packed_batches_that_asks_for_more_than_there_are():

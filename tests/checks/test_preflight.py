@@ -35,7 +35,7 @@ def test_the_report_is_text_html_and_json(data):
     report = preflight(small(), data=data, plan=make_plan(small(), data))
     assert json.loads(json.dumps(report.to_dict()))["status"] == report.status
     assert "checks passed" in str(report) and "step.derivative" in report._repr_html_()
-    expected = {"seconds", "first loss", "loss of guessing, ln(V)", "gradient norm", "trained parameters"}
+    expected = {"seconds", "first_loss", "loss_of_guessing", "gradient_norm", "trained_parameters"}
     assert expected <= set(report.figures)
     # these two speak with others' names
     assert set(CHECKS) - {f.check for f in report.findings} <= {"data.prepared", "plan.memory"}

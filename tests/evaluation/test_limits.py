@@ -6,9 +6,9 @@ import pytest
 
 from sft_nb.config import load_config
 from sft_nb.evaluation import generations as chapter
-from sft_nb.evaluation.evaluate import Evaluator, ServerEvaluator
+from sft_nb.evaluation.evaluate import Evaluator
 from sft_nb.evaluation.generations import answer_prompts, GenerationCache, longest_target, make_questions
-from sft_nb.evaluation.openai_client import ServerReply
+from sft_nb.extras.openai_client import ServerEvaluator, ServerReply
 from sft_nb.model.generate import Generation
 from sft_nb.progress import Progress
 
@@ -101,6 +101,6 @@ def test_a_server_gives_a_thought_more_tokens(tokenizer, monkeypatch, settings, 
         calls.append((len(talks), max_new_tokens))
         if max_new_tokens > 1000: return [reply("yes", "stop", 60, "hm " * 50)]
         return [reply("yes", "stop", 2), reply("", "length", 32, "hm hm")]
-    monkeypatch.setattr("sft_nb.evaluation.evaluate.ask_server", ask)
+    monkeypatch.setattr("sft_nb.extras.openai_client.ask_server", ask)
     scores = ServerEvaluator(Served(tokenizer=tokenizer), questions, progress=False).score("tuned")
     assert calls == asked and [a.ended for a in scores.answers] == [True, len(asked) == 2]

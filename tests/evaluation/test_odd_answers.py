@@ -10,8 +10,8 @@ import pytest
 
 from sft_nb.config import load_config
 from sft_nb.report import SftError
-from sft_nb.evaluation import openai_client as serving# the module
-from sft_nb.evaluation.openai_client import Server
+from sft_nb.extras import openai_client as serving# the module
+from sft_nb.extras.openai_client import Server
 from sft_nb.tokens.tokenizer import load_tokenizer
 
 HELLO = [dict(role="user", content="Hello")]

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from sft_nb.view import as_json
 from sft_nb.config import load_config
 from sft_nb.evaluation.evaluate import Evaluation, evaluate, Evaluator
 from sft_nb.evaluation.generations import make_questions, score_generations
@@ -84,7 +85,7 @@ def test_varied_targets_need_no_line_about_trivial_answers(tokenizer):
     questions = make_questions(cfg, tokenizer, rows)
     tuned = answered("tuned", questions, [row["completion"] for row in rows.values()])
     made = Baselines("accuracy", trivial_answers(replace(questions, figure="accuracy")))
-    assert made.notes(tuned) == [] and len(made.to_dict()["trivial"]) == 3
+    assert made.notes(tuned) == [] and len(as_json(made)["trivial"]) == 3
     assert Baselines("f1", trivial_answers(questions)).best.kind == "same answer"   # three words of four
 
 

@@ -1,5 +1,6 @@
 """What a plan chooses, what it reports if nothing fits, and how a run uses it."""
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -56,7 +57,7 @@ def test_a_200_000_token_step_of_a_4b_model_fits_24_gib(tmp_path):
     assert chosen.fits and chosen.total < 22.5 * 2**30
     assert all(chosen.settings[name] for name in SAVINGS)
     assert chosen.reasons["recompute_parts"] == "auto: fits only with it"
-    assert chosen.host == 200_000 * 36 * 2 * (2560 + 4096) and chosen.report.figures["in host memory"] == "89.26 GiB"
+    assert chosen.host == 200_000 * 36 * 2 * (2560 + 4096) and chosen.host_text == "89.26 GiB"
     whole = long_row(tmp_path, method="qlora", recompute_parts=False)("rtx4090-24gb")
     assert not whole.fits and whole.findings[0].fix == edit(recompute_parts="auto")
 
@@ -77,7 +78,7 @@ def test_host_memory_is_stated_per_process_and_in_all(tmp_path):
     planned = long_row(tmp_path, method="qlora", activation_offloading=True, num_processes=4)
     chosen = planned("rtx4090-24gb")
     assert chosen.processes == 4 and chosen.to_dict()["host_in_all"] == 4 * chosen.host
-    assert chosen.report.figures["in host memory"] == "89.26 GiB per process, 357.06 GiB in all"
+    assert chosen.host_text == "89.26 GiB per process, 357.06 GiB in all"
     asked = planned(replace(DEVICES["rtx4090-24gb"], host=400.))
     assert not asked.fits and asked.findings[0].check == "memory_host"
     assert "357.06 GiB in all would be in host memory, which has 100.0 GiB for each" in asked.findings[0].sentence
@@ -88,7 +89,7 @@ def test_a_plan_names_steps_passes_and_time():
     cfg = load_config("demo", max_samples=200, eval_samples=20, num_train_epochs=2)
     made = plan(cfg, prepare(cfg), device="t4-16gb")
     assert (made.extent.steps, made.extent.passes, made.extent.rows) == (26, 2, 200)   # 13 batches of 16 rows, twice
-    assert made.report.figures["training"].startswith("26 steps, 2 passes over 200 examples, 15.4 in a step; about")
+    assert re.search("training +26 steps, 2 passes over 200 examples, 15.4 in a step; about", str(made))
     assert plan(cfg, lengths=[100], device="t4-16gb").extent is None
 
 
@@ -182,7 +183,7 @@ def test_a_batch_of_more_rows_than_were_asked_for_is_a_warning():
 def test_a_plan_names_its_model_and_the_size(tmp_path, how):
     cfg = four_b(tmp_path, **dict(method="lora") | how)
     made = plan(cfg, device="rtx4090-24gb", lengths=[100])
-    title = made.report.title
+    title = made.title
     assert title.startswith(f"plan for {cfg.model.rpartition('/')[2]}, 4.") and title.endswith("on rtx4090-24gb")
     assert str(made).splitlines()[0] == title and title in made._repr_html_() and made.to_dict()["model"] in title
     tiny = plan(load_config("auto", **how), device="rtx4090-24gb", lengths=[60])
@@ -192,7 +193,7 @@ def test_a_plan_names_its_model_and_the_size(tmp_path, how):
 def test_what_does_not_fit_is_a_failure_with_a_way_out(tmp_path):
     plain = four_b(tmp_path, method="lora", per_device_train_batch_size=4, gradient_checkpointing=False)
     tight = plan(plain, device="rtx4090-24gb", lengths=[4096] * 8)
-    assert not tight.fits and tight.report.exit_code == 1
+    assert not tight.fits and tight.exit_code == 1
     assert tight.findings[0].fix.says("shell") == "--gradient-checkpointing auto --activation-offloading auto"
     saving = replace(plain, gradient_checkpointing=True, recompute_parts=True)
     for changed, longest, fix in (
@@ -352,6 +353,6 @@ def test_a_skeleton_is_used_again_for_what_it_does_not_depend_on(tmp_path, metho
     assert {"method", "model"} <= seen & {*SETTINGS} <= compared
     def again(**how):
         another = load_config("demo", method=method, **how)
-        return Planner(another, DEVICES["l4-24gb"], planner.tokenizer, RowLengths.like([9])).whole(method)
+        return Planner(another, DEVICES["l4-24gb"], planner.tokenizer, RowLengths.like([9])).skeleton_of(method)
     assert again(learning_rate=1e-5, per_device_train_batch_size=2) is made
     assert again(kernels="none") is not made and again(dtype="float16") is not made

@@ -20,8 +20,8 @@ from sft_nb.report import ConfigError, SftError
 from sft_nb.proof import prove as proving# the module
 from sft_nb.proof import folder_checks
 from sft_nb.proof.folder_checks import Folder, tokenizer_of
-from sft_nb.proof.gguf_checks import Gguf
-from sft_nb.evaluation.openai_client import RenderedPrompt, Server
+from sft_nb.extras.gguf_checks import Gguf
+from sft_nb.extras.openai_client import RenderedPrompt, Server
 from sft_nb.tokens.tokenizer import ASSETS
 
 APIS = ("vLLM", "llama.cpp", "plain")

@@ -95,7 +95,7 @@ def on_a_file(request, tmp_path_factory):
     "A run whose base is a GGUF file, and its adapter for that file; a Llama keeps queries and keys in another order"
     from served import ASSETS, Served, TEMPLATE
     from small_gguf import write_gguf
-    from sft_nb.proof.gguf_checks import gguf_adapter
+    from sft_nb.extras.gguf_checks import gguf_adapter
     folder = tmp_path_factory.mktemp("on_a_file")
     if request.param == "llama": base = write_gguf(folder/"base.gguf", "F32")
     else: base = convert(ASSETS/"tiny", folder/"base.gguf", template=TEMPLATE)
@@ -118,7 +118,7 @@ def test_an_adapter_is_served_on_the_original_file(on_a_file, llama_cpp):
 
 def test_an_adapter_that_is_another_is_named(on_a_file, tmp_path):
     from small_gguf import write_gguf
-    from sft_nb.proof.gguf_checks import gguf_adapter
+    from sft_nb.extras.gguf_checks import gguf_adapter
     from sft_nb.report import ConfigError
     served, _, adapter = on_a_file
     content = bytearray(adapter.read_bytes())
@@ -132,12 +132,12 @@ def test_an_adapter_that_is_another_is_named(on_a_file, tmp_path):
 
 
 def test_what_cannot_be_an_adapter_of_a_file_is_said(served, on_a_file, monkeypatch):
-    from sft_nb.proof.gguf_checks import adapter_tensors, Gguf, gguf_adapter
+    from sft_nb.extras.gguf_checks import adapter_tensors, Gguf, gguf_adapter
     from sft_nb.report import ConfigError
     with pytest.raises(ConfigError, match="is no GGUF file"): gguf_adapter(served.run, served.folder/"a.gguf")
     proof = served.prove(gguf=on_a_file[2])
     assert "skipped" in {s.finding.status for s in proof.stages if s.name == "gguf adapter"}
     run, base = on_a_file[0].run, on_a_file[1]
-    monkeypatch.setattr("sft_nb.proof.gguf_checks.leaves_base", lambda cfg: False)
+    monkeypatch.setattr("sft_nb.extras.gguf_checks.leaves_base", lambda cfg: False)
     with pytest.raises(ConfigError, match="init_lora_weights=.*, which a GGUF adapter cannot hold"):
         adapter_tensors(run, Gguf(base), run.adapter)

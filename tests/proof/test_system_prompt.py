@@ -41,7 +41,7 @@ def run(tmp_path_factory):
 
 
 def test_the_data_report_knows_it():
-    def found(rows, **how): return prepare(settings(**how), train=rows).report.figures.get("system prompt")
+    def found(rows, **how): return prepare(settings(**how), train=rows).report.figures.get("system_prompt")
     assert found(rows()) == SYSTEM and found(rows(""), system_prompt="Be brief.") == "Be brief."
     assert found(rows("")) is None and found([*rows(n=20), *rows("Be long.", n=20)]) is None
     assert found([*rows(n=20), *rows("", n=20)]) is None

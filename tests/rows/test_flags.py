@@ -31,7 +31,7 @@ def test_every_flag_excludes_an_answer(key, value):
     if key == "masked": value = not value if not isinstance(value, str) else "true"
     data = read(dict(messages=[ASKED, BAD | {key: value}, ASKED, GOOD]))
     assert learned(data) == ["right"] and data.train.seen.unread == {}
-    assert data.report.figures["train: excluded by flags"] == "1 answer"
+    assert data.report.figures["train"]["excluded_by_flags"] == "1 answer"
 
 
 @pytest.mark.parametrize("key", LOSS_FLAGS)

@@ -26,8 +26,8 @@ def test_a_folder_of_notes_a_paper_and_texts(tmp_path):
     (tmp_path/"README.md").write_text("About these texts.")
     (tmp_path/".DS_Store").write_text("x")
     report = report_of(tmp_path)
-    assert report.figures["train: rows read"] == 40
-    assert report.figures["files not read"] == "1 (hidden), 1 (about the rows), 1 (.pdf is not supported)"
+    assert report.figures["train"]["rows_read"] == 40
+    assert report.figures["files_not_read"] == "1 (hidden), 1 (about the rows), 1 (.pdf is not supported)"
     assert finding(report).status == "warn" and "1 file of the folder is not read: 1 (.pdf" in finding(report).says
 
 
@@ -42,7 +42,7 @@ def test_files_about_the_rows_are_none(tmp_path):
     for name in ("README.md", "LICENSE", "dataset_infos.json", "load.py", ".gitattributes"): (tmp_path/name).touch()
     report = report_of(tmp_path)
     assert finding(report) is None
-    assert report.figures["files not read"] == "1 (hidden), 3 (about the rows), 1 (code or settings)"
+    assert report.figures["files_not_read"] == "1 (hidden), 3 (about the rows), 1 (code or settings)"
 
 
 def test_files_of_other_splits_and_domains(tmp_path):

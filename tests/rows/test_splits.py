@@ -208,7 +208,7 @@ def test_columns_that_are_languages_are_source_and_target(row, into):
         with pytest.raises(SftError, match="field source, target is missing"): prepare(cfg, train=[row])
         return
     data = prepare(cfg, train=[row])
-    assert data.report.figures["rows are"] == f"translate from {into} (1 row)"
+    assert data.report.figures["rows_are"] == f"translate from {into} (1 row)"
     prompt, answer = conversation(data.task, next(iter(data.train.source))[1], "row 1", cfg)
     assert f"text from {into}:" in prompt["content"]
     assert answer["content"] == [*row.get("translation", row).values()][-1]

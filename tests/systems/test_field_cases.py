@@ -31,7 +31,7 @@ def shown(data)->str: return data.tokenizer.decode(data.train.tokens[0]["input_i
 def test_01_answers_that_other_tools_exclude_are_not_learned(file):
     data = prepare_case("01-loss-flags", f"{file}.jsonl")
     assert learned(data) == [f"right {i}<|im_end|>" for i in range(3)]
-    assert data.report.figures["train: excluded by flags"] == "3 answers" and data.train.seen.unread == {}
+    assert data.report.figures["train"]["excluded_by_flags"] == "3 answers" and data.train.seen.unread == {}
 
 
 def test_02_parts_that_are_excluded_are_not_learned():
@@ -116,7 +116,7 @@ def test_04_reasoning_that_llama_factory_removes_is_removed():
 def test_05_trl_learns_conversations_whole_and_completions_alone(tmp_path):
     data = prepare(config_of("05-trl-messages", "trl.yaml"))
     assert "user\nq0<|im_end|>\n<|im_start|>assistant\na0<|im_end|>" in learned(data)[0]
-    assert data.report.figures["prompts learned too"] == "in 3 rows (train_on_prompt: TRL's default)"
+    assert data.report.figures["prompts_learned_too"] == "in 3 rows (train_on_prompt: TRL's default)"
     rows = tmp_path/"pairs.jsonl"
     rows.write_text('{"prompt": "q", "completion": "a"}\n{"conversations": [{"from": "human", "value": "q"}, '
                     '{"from": "gpt", "value": "a"}]}\n')

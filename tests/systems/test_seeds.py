@@ -416,7 +416,7 @@ def test_000_the_test_files_of_all_domains_are_named_at_once(monkeypatch, tmp_pa
     monkeypatch.setattr("sft_nb.cli.evaluation._check_target_exists", lambda *args: None)
     def evaluate(what, **how): asked.append((what, how["eval_file"]))
     monkeypatch.setattr("sft_nb.evaluation.evaluate.evaluate", evaluate)
-    monkeypatch.setattr("sft_nb.cli.evaluation._score", lambda *args: None)
+    monkeypatch.setattr("sft_nb.cli.evaluation._print_scores", lambda *args: None)
     monkeypatch.chdir(tmp_path)
     (tmp_path/"runs/all").mkdir(parents=True)
     (tmp_path/"runs/all/config.json").write_text("{}")

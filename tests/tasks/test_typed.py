@@ -15,7 +15,7 @@ def test_fields_domain_and_a_file_are_typed(tmp_path, monkeypatch, capsys):
     typed = "data --task mine.py --data_dir data --domain technology --fields question=Problem answer=Solution --json"
     assert main(typed.split()) == 0
     figures = json.loads(capsys.readouterr().out)["figures"]
-    assert (figures["train: rows read"], figures["eval: rows read"]) == (1, 1)
+    assert (figures["train"]["rows_read"], figures["eval"]["rows_read"]) == (1, 1)
     assert main("config --data-dir data --domain technology --fields question=Problem".split()) == 0
     assert "question=Problem" in capsys.readouterr().out
     assert main("data --model Qwen/Qwen3-4B".split()) == 2

@@ -52,7 +52,7 @@ def test_a_turn_that_is_left_out_is_counted_though_its_row_stays():
             dict(role="user", content="c"), dict(role="assistant", content="d " * 90)]
     data = prepare(no_eval(max_length=60), tok, train=[dict(messages=talk)])
     assert len(data.train.tokens) == 1 and data.train.n_kept == 1 and data.train.reasons == {reason: 1}
-    assert [d["reason"] for d in data.dropped] == [reason] and data.report.figures["train: rows dropped"] == 0
+    assert [d["reason"] for d in data.dropped] == [reason] and data.report.figures["train"]["rows_dropped"] == 0
     assert finding(data, "train_too_long").status == "warn"
 
 

@@ -39,7 +39,7 @@ def test_columns_that_nobody_reads_are_named(tokenizer, plain):
     assert "train_columns" not in {f.check for f in quiet.report.findings} and ids(quiet) == ids(data)
     ordinary = chat(tokenizer, SUM | dict(id=3, agent="Ann", sent="2024-01-01"))   # nothing to be warned of
     assert finding(ordinary, "train_columns").status == "ok" and "train_columns" not in warned(ordinary)
-    assert ordinary.report.figures["columns not learned from"] == "id, agent, sent"
+    assert ordinary.report.figures["columns_not_learned_from"] == "id, agent, sent"
 
 
 def test_a_text_and_its_label_are_proposed_as_question_and_answer(tokenizer):

@@ -126,7 +126,7 @@ def test_flags_of_parts_and_of_their_message():
 def test_parts_of_a_file_are_counted(tmp_path, tokenizer):
     file = write(tmp_path/"a.jsonl", [dict(messages=[ASKED, SLIP])] * 3)
     data = prepare(no_eval(task="chat", train_file=file), tokenizer)
-    assert data.report.figures["train: excluded by flags"] == "3 answers in part" and data.train.seen.unread == {}
+    assert data.report.figures["train"]["excluded_by_flags"] == "3 answers in part" and data.train.seen.unread == {}
 
 
 def test_the_check_of_prompts_leaves_out_answers_in_part(tokenizer):

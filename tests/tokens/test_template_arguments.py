@@ -6,7 +6,7 @@ from reasoning_templates import TEMPLATES
 from transformers import AutoTokenizer
 
 from sft_nb.config import load_config
-from sft_nb.evaluation.openai_client import request_body
+from sft_nb.extras.openai_client import request_body
 from sft_nb.report import ConfigError, SftError
 from sft_nb.tokens.cache import token_inputs
 from sft_nb.tokens.encode import encode, encode_prompts
@@ -120,7 +120,7 @@ def test_the_day_is_part_of_the_tokens_and_of_the_config(tmp_path):
     today = prepare(dated(), train=[ROW])
     assert today.cfg.chat_template_kwargs == (f"strftime_now={date.today().isoformat()}",)
     assert Workbench(dated(), data=today).requested.chat_template_kwargs == today.cfg.chat_template_kwargs
-    assert today.report.figures["date in prompts"] == date.today().isoformat()
+    assert today.report.figures["date_in_prompts"] == date.today().isoformat()
     assert "template_date" in {f.check for f in today.report.findings}
     assert prepare(config(), train=[ROW]).cfg.chat_template_kwargs is None
 

@@ -104,9 +104,9 @@ def test_the_guards_are_silent_in_a_good_run(trained):
     receipt = json.loads((trained.path/"receipt.json").read_text())
     figures = receipt["figures"]
     assert receipt["status"] == "ok" and figures["steps"] == 60
-    assert figures["version of torch"] == environment()["packages"]["torch"]
+    assert figures["versions"]["torch"] == environment()["packages"]["torch"]
     data = json.loads((trained.path/"data.json").read_text())
-    assert figures["labels (fingerprint)"] == data["figures"]["train: fingerprint"]
+    assert figures["fingerprint_of_the_labels"] == data["figures"]["train"]["fingerprint"]
 
 
 def test_a_sample_changes_nothing(tmp_path, undisturbed_qlora):
@@ -167,6 +167,6 @@ def test_a_receipt_that_differs_by_rounding_is_decided_by_all_tokens(monkeypatch
     monkeypatch.setattr(guarding, "step_loss", loss)
     layouts = dict(flattened="own", padded="padded")
     def made(): return guarding.receipt(None, [rows], layouts, supervised=True, tolerance=.02)
-    assert made().status == "ok" and made().figures["loss, padded"] == 8.9
+    assert made().status == "ok" and made().figures["loss_padded"] == 8.9
     wrong[0] = True
     assert made().status == "warn"

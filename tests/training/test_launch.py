@@ -93,7 +93,7 @@ def test_a_crash_says_why_in_the_parent(tmp_path):
     assert run.state == "killed"
     assert Run.attach(run.path).resume(max_time=0.).wait(timeout=120) == "stopped"
     report = Report.load(run.path/"data.json")
-    report.figures["train: fingerprint"] = "another"
+    report.figures["train"]["fingerprint"] = "another"
     report.save(run.path/"data.json")
     with pytest.raises(SftError, match="rows have changed since the run started"): run.resume().wait(timeout=120)
     assert run.status.state == "failed" and run.status.step > 0

@@ -35,8 +35,8 @@ def test_a_launched_run_trains_the_rows_that_were_checked_and_checks_them_once(t
     run = launch(cfg, data)
     assert run.wait(timeout=300) == "finished"
     report = json.loads((run.path/"data.json").read_text())
-    assert report["figures"]["train: rows read"] == 60
-    assert report["figures"]["train: fingerprint"] == data.train.fingerprint
+    assert report["figures"]["train"]["rows_read"] == 60
+    assert report["figures"]["train"]["fingerprint"] == data.train.fingerprint
     kept = json.loads((run.path/"preflight.json").read_text())
     assert kept["figures"] == json.loads(json.dumps(checked.figures))   # this very report: it was not made again
     assert {"seconds", "seconds of its first step"} <= kept["figures"].keys()
