@@ -263,7 +263,7 @@ _TRAIN = dict(config=_config_option(", or a run to repeat"), resume=Option(str|N
 def train_command(args:list[str])->int:
     "Train, then score base and tuned model on held-out rows"
     options, cfg = parse("train", args, _TRAIN, summary=train_command.__doc__)
-    from sft_nb.runs.errors import named_run
+    from sft_nb.runs.names import named_run
     from sft_nb.runs.process import keep_output
     require_trust(cfg)
     with keep_output():   # | head
@@ -359,7 +359,7 @@ def stop_command(args:list[str])->int:
     "Stop a run after its current step, with a checkpoint"
     options = parse_own("stop", args, _STOP, summary=stop_command.__doc__)
     from sft_nb.runs.directory import Run
-    from sft_nb.runs.errors import named_run
+    from sft_nb.runs.names import named_run
     run = Run(named_run(options.run))
     state = run.stop(options.timeout)
     _print_text(f"{run.name}: {state} at step {run.step}")
@@ -372,7 +372,7 @@ def checkpoint_command(args:list[str])->int:
     "Request a checkpoint from a run that is being trained; training continues"
     options = parse_own("checkpoint", args, _CHECKPOINT_NOW, summary=checkpoint_command.__doc__)
     from sft_nb.runs.directory import Run
-    from sft_nb.runs.errors import named_run
+    from sft_nb.runs.names import named_run
     made = Run(named_run(options.run)).checkpoint(options.timeout)
     _print_text(made or "a checkpoint is requested, but not written yet")
     return 0 if made or not options.timeout else 1

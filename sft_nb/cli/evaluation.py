@@ -275,7 +275,7 @@ _MERGE = dict(run=_RUN, checkpoint=_CHECKPOINT,
 def merge_command(args:list[str])->int:
     "Merge a run's adapter into its base, and prove that nothing was lost"
     options = parse_own("merge", args, _MERGE, summary=merge_command.__doc__)
-    from sft_nb.runs.errors import merge_target
+    from sft_nb.runs.locate import merge_target
     from sft_nb.runs.directory import earlier_adapter, open_run
     run = open_run(options.run, trust_remote_code=options.trust_remote_code)   # report errors before loading torch
     run.weights(options.checkpoint)

@@ -32,7 +32,7 @@ from ..model.load import load_base, quiet
 from ..workbench import Workbench
 from ..checks.preflight import preflight
 from ..runs.directory import Run
-from ..runs.errors import run_folders
+from ..runs.names import run_folders
 from ..runs.status import ACTIVE
 from ..training.train import raise_if_failed, resume, train
 from .statistics import correct_for_choice

@@ -38,7 +38,7 @@ from ..model.load import auto_class, load_base, quiet
 from ..model.generate import generate
 from ..model.loss import causal_lm
 from ..workbench import leaves_base, Workbench
-from ..runs.errors import merge_target
+from ..runs.locate import merge_target
 from ..runs.directory import needs_system_prompt, open_run, Run, SYSTEM_PROMPT_FILE
 from ..evaluation.statistics import mean_interval
 

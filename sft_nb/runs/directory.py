@@ -36,10 +36,9 @@ from .metrics import append_line, curve, cut_lines, last_line, read_lines
 from .process import (
     end, is_locked, is_trained, Process, read_process, record_launcher, release_lock, reserve, start, started_process,
     take_lock, who_to_stop, why_no_locks)
-from .errors import (
-    being_trained_error, check_name, free_name, free_path, name_taken_error, named_run, no_checkpoint,
-    no_locks_error, out_of_reach_error, resume_command, run_folders, default_run_stem)
-from .provenance import change_world_size, check_resume_settings, extend_training
+from .names import (
+    check_name, default_run_stem, free_name, free_path, named_run, resume_command, run_folders)
+from .provenance import change_world_size, check_resume_settings, extend_training, no_checkpoint
 from .summary import BADGES, loss_line, short_path, state_badge, summary
 
 # %% ../../nbs/10_runs/09_directory.ipynb #d8d2a9cf
@@ -127,17 +126,26 @@ def open_run(
     return run
 
 # %% ../../nbs/10_runs/09_directory.ipynb #31b9b6bd
+def _no_locks_error(root:Path, why:str)->SftError:
+    return SftError(f"run directory {root}", f"it cannot be locked ({why})",
+                    "a local disk, or a network disk with a lock service", edit(runs_dir="another/folder"))
+
+def _name_taken_error(run:Run)->ConfigError:
+    fix = edit(run_name=free_path(run.path).name)
+    if run.state in ("stopped", "failed", "killed") and run.checkpoints(): fix = resume_command(run) | fix
+    return ConfigError(f"run {run.name!r}", f"{run.path} already exists ({run.state_in_words})", "", fix)
+
 def check_free(
     runs_dir:str|Path,
     name:str|None,   # None: a free one will be chosen
 )->None:
     "ConfigError if a name is in use, or none; `SftError` for a file system without locks"
     root = Path(runs_dir).absolute()
-    if why := why_no_locks(root): raise no_locks_error(root, why)
+    if why := why_no_locks(root): raise _no_locks_error(root, why)
     if not name: return
     check_name(name)
     path = root/name
-    if (path/"config.json").exists(): raise name_taken_error(Run(path))
+    if (path/"config.json").exists(): raise _name_taken_error(Run(path))
     if path.exists():
         fix = edit(run_name=free_path(path).name)
         raise ConfigError(f"run {name!r}", f"{path} exists and is not a run", "", fix)
@@ -194,7 +202,7 @@ def create_run(
                 break
             except OSError as e:
                 if e.errno not in _TAKEN: raise
-                if cfg.run_name: raise name_taken_error(Run(path)) from e   # created at the same moment
+                if cfg.run_name: raise _name_taken_error(Run(path)) from e   # created at the same moment
     except OSError as e:
         found, expected = f"it cannot be written ({e.strerror})", "a writable folder with space"
         raise SftError(f"run directory {root}", found, expected, edit(runs_dir="another/folder")) from e
@@ -279,6 +287,10 @@ def rewind(self:Run,
     cut_lines(self.path/"metrics.jsonl", step)
 
 # %% ../../nbs/10_runs/09_directory.ipynb #81347ef2
+def _being_trained_error(run:Run, who:Process|None)->ConfigError:
+    stop = command(f"sft_nb stop {run.path}", f'Run("{run.path}").stop()')
+    return ConfigError(f"run {run.name!r}", f"{who or 'another process'} is training it now", "", stop)
+
 @patch
 @contextmanager
 def locked(self:Run):
@@ -288,8 +300,8 @@ def locked(self:Run):
         return
     check_links(self.path)
     try: self._lock = take_lock(self.path)
-    except OSError as e: raise no_locks_error(self.path, e.strerror) from e
-    if self._lock is None: raise being_trained_error(self, self.trainer())
+    except OSError as e: raise _no_locks_error(self.path, e.strerror) from e
+    if self._lock is None: raise _being_trained_error(self, self.trainer())
     try: yield self
     finally:
         handle, self._lock = self._lock, None
@@ -422,7 +434,7 @@ def can_resume(
         evaluate = command(f"sft_nb evaluate {shell_quote(run.path)}", f'evaluate("{run.path}")')
         raise ConfigError(f"run {run.name!r}", f"it is finished ({pluralise(run.step, 'step')})",
                           "a run that was stopped or failed, or more epochs or steps for this one", longer | evaluate)
-    if state in ACTIVE: raise being_trained_error(run, run.trainer() or read_process(run.path/"process.json"))
+    if state in ACTIVE: raise _being_trained_error(run, run.trainer() or read_process(run.path/"process.json"))
     if not run.checkpoints(): raise no_checkpoint(run)
 
 # %% ../../nbs/10_runs/09_directory.ipynb #6dd8f286
@@ -495,10 +507,15 @@ def stop(self:Run,
 )->str:                       # its final state
     "Ask for an end after this step, with a checkpoint; kill what does not end in time. ConfigError if it is elsewhere"
     who, within_reach = who_to_stop(self.path, self.status.state)
-    if not within_reach: raise out_of_reach_error(self, who)
-    if who is None: return self.state
-    try: killed = end(who, self.launched(), timeout=timeout)
-    except PermissionError as e: raise out_of_reach_error(self, who) from e
+    if within_reach and who is None: return self.state
+    try:
+        if not within_reach: raise PermissionError
+        killed = end(who, self.launched(), timeout=timeout)
+    except PermissionError as e:
+        found = f"{who or 'an unknown process'} is training it and cannot be stopped from here"
+        where = "where it runs" if who is None else f"as {who.user} on {who.host}"
+        raise ConfigError(f"run {self.name!r}", found, "the same machine, container and user",
+                          f"sft_nb stop {self.path}, {where}") from e
     if not killed and who.is_alive is False and self.state == "killed":   # before it could write its status
         self.set_status("stopped", reason="SIGTERM", fix=resume_command(self), stopped_by="SIGTERM")
     return self.state

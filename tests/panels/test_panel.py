@@ -3,7 +3,9 @@ import hashlib
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
+import ipywidgets
 import pytest
 
 import sft_nb
@@ -168,3 +170,12 @@ def test_an_empty_field_stands_for_a_value_and_places_are_short():
     assert common_place(["eval row 1", "eval row 12"]) == "eval row "
     assert common_place(["a.jsonl row 3"]) == "a.jsonl row "
     assert common_place(["a row 1", "b row 2"]) == "" and common_place([]) == ""
+
+
+def test_a_panel_stands_in_a_layout_of_ipywidgets():
+    "Why ipywidgets is required although no module imports it: anywidget makes a panel one of its widgets"
+    panel = Panel(SimpleNamespace(html=lambda: "<b>here</b>"), layout=dict(width="320px", border="1px solid"))
+    assert isinstance(panel, ipywidgets.DOMWidget) and panel.layout.get_state()["width"] == "320px"
+    box = ipywidgets.VBox([panel, ipywidgets.IntSlider()])
+    panel._receive_event(panel, dict(event="open"), [])   # as a window does that draws it inside the box
+    assert box.children[0].view[0]["html"] == "<b>here</b>"
