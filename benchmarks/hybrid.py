@@ -39,7 +39,7 @@ def measure(kind:str)->dict:
     attention, _ = choose_attention("auto", "cpu", torch.float32, shape)
     torch.manual_seed(0)
     with quiet(): model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32, attn_implementation=attention)
-    layouts = {name: choose_layout(load_config(padding_free=flat), attention, shape, bench.tokenizer, model=model)
+    layouts = {name: choose_layout(attention, shape, bench.tokenizer, model=model, padding_free=flat)
                for name, flat in (("padded", False), ("flattened", True))}
     add_supervised_loss(model)
     batches = {name: layout.collate(rows) for name, layout in layouts.items()}

@@ -76,7 +76,7 @@ def deadly(place:str):
 def part(path:str, place:str, skip:int)->None:
     "Run by a process: continue training; with a place, die inside a checkpoint after skipping `skip`"
     sys.stdout = sys.stderr = open(os.devnull, "w")
-    from sft_nb.training.train import train_run
+    from sft_nb.training.train import train_run, workbench_of_run
     from sft_nb.training.trainer import SupervisedTrainer
     save, count = SupervisedTrainer._save_checkpoint, 0
     def counted(self, *args, **kwargs):
@@ -84,7 +84,8 @@ def part(path:str, place:str, skip:int)->None:
         count += 1
         here = place in PLACES[1:] and count > skip
         with deadly(place) if here else nullcontext(): return save(self, *args, **kwargs)
-    with patch.object(SupervisedTrainer, "_save_checkpoint", counted): train_run(Run(path))
+    with patch.object(SupervisedTrainer, "_save_checkpoint", counted):
+        train_run(Run(path), workbench_of_run(Run(path)))
 
 
 def killed(run:Run, place:str, rng:random.Random, longest:float)->bool:
@@ -156,7 +157,9 @@ def act(moment:str, path:Path, cfg:Config)->None:
     if moment == "create": create_run(replace(cfg, run_name=path.name))
     elif moment == "evaluate": importlib.import_module("sft_nb.evaluation.evaluate").evaluate(Run(path), progress=False)
     elif moment == "merge": importlib.import_module("sft_nb.proof.merge").merge(Run(path), prompts=2)
-    else: importlib.import_module("sft_nb.training.train").train_run(Run(path))
+    else:
+        training = importlib.import_module("sft_nb.training.train")
+        training.train_run(Run(path), training.workbench_of_run(Run(path)))
 
 
 @contextmanager

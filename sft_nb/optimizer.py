@@ -14,7 +14,6 @@ import torch
 import transformers   # the Trainer and its parts are loaded on first use
 
 from .report import ConfigError, edit, error_summary
-from .config import Config
 from .setting import named_arguments
 
 # %% ../nbs/08_optimizer.ipynb #6586f095
@@ -57,19 +56,21 @@ def optimizer_options(
 
 def make_optimizer(
     model,
-    cfg:Config,
+    *, optim:str="adamw_torch", learning_rate:float=2e-4, adam_beta1:float=.9, adam_beta2:float=.999,
+    adam_epsilon:float=1e-8, optim_args:tuple[str,...]|None=None,
+    optim_target_modules:tuple[str,...]|None=None,   # settings
 )->torch.optim.Optimizer:
-    "The configured optimiser for a model outside of training, created by a trainer, without weight decay"
+    "The optimiser for a model outside of training, created by a trainer, without weight decay"
     def create():
         device = model.device.type
         with tempfile.TemporaryDirectory() as folder:
             args = transformers.TrainingArguments(
-                folder, optim=optimizer_name(cfg.optim, device), learning_rate=cfg.learning_rate, weight_decay=0.,
-                adam_beta1=cfg.adam_beta1, adam_beta2=cfg.adam_beta2, adam_epsilon=cfg.adam_epsilon,
-                **optimizer_options(cfg.optim_args, cfg.optim_target_modules),
+                folder, optim=optimizer_name(optim, device), learning_rate=learning_rate, weight_decay=0.,
+                adam_beta1=adam_beta1, adam_beta2=adam_beta2, adam_epsilon=adam_epsilon,
+                **optimizer_options(optim_args, optim_target_modules),
                 use_cpu=device == "cpu", report_to=[], disable_tqdm=True)
             return transformers.Trainer(model=model, args=args, data_collator=lambda rows: rows).create_optimizer()
-    return create_optimizer(create, cfg.optim)
+    return create_optimizer(create, optim)
 
 # %% ../nbs/08_optimizer.ipynb #05f60843
 AFTER_EVALUATION = ("reduce_lr_on_plateau", "greedy")   # names of `SchedulerType` that follow the held-out loss

@@ -6,7 +6,9 @@
 __all__ = ['SETTINGS', 'ALIASES', 'Config', 'defaults', 'is_default', 'settings_with', 'max_time_seconds', 'full_name']
 
 # %% ../nbs/00_settings.ipynb #sch00003
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from inspect import signature
 from typing import Any, get_args
 
 from .report import ConfigError
@@ -33,6 +35,13 @@ class Config(OutputSettings, GuardSettings, EvaluationSettings, TrainingSettings
             if isinstance(v := getattr(self, name), list): object.__setattr__(self, name, tuple(v))
         found = [s.problem(getattr(self, s.name), self.sources.get(s.name, "Config")) for s in SETTINGS.values()]
         if problems := [p for p in found if p]: raise ConfigError.all(problems)
+
+    def values(self,
+        f:Callable,        # its parameters by keyword are named like settings
+    )->dict[str,Any]:      # for f(..., **cfg.values(f))
+        "The values of the settings that a function takes"
+        taken = (p.name for p in signature(f).parameters.values() if p.kind is p.KEYWORD_ONLY)
+        return {name: getattr(self, name) for name in taken if name in SETTINGS}
 
     @property
     def data_processes(self)->int:

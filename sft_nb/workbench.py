@@ -80,7 +80,7 @@ class _Asked:
     @cached_part
     def hardware(self)->Hardware:
         "Device and number format, each with the reason; ConfigError if one is not available"
-        return find_hardware(self.requested)
+        return find_hardware(**self.requested.values(find_hardware))
 
     @cached_part
     def tokenizer(self):
@@ -167,13 +167,15 @@ class Workbench(_Planned):
         else:
             here, shape = self.hardware, self.shape
             attention, _ = choose_attention(self.cfg.attn_implementation, here.device, here.dtype, shape)
-        return choose_layout(self.cfg, attention or "", shape, self.tokenizer, model=model)
+        return choose_layout(attention or "", shape, self.tokenizer, model,
+                             is_planned="padding_free" in self.cfg.planned, **self.cfg.values(choose_layout))
 
     @cached_part
     def batches(self)->BatchSampler:
         "The rows of each micro-batch of this process; `SftError` for a row longer than the token budget"
         rank = int(os.environ.get("RANK", 0)) // self.cfg.sequence_parallel_size
-        return batch_sampler(self.cfg, self.data.train.lengths, rank=rank, world_size=self.cfg.data_processes)
+        return batch_sampler(self.data.train.lengths, rank=rank, world_size=self.cfg.data_processes,
+                             **self.cfg.values(batch_sampler))
 
 # %% ../nbs/08_workbench.ipynb #wb000061
 @patch

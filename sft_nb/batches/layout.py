@@ -81,29 +81,30 @@ def takes_flattened(
     return name == "varlen" or name.startswith("flash_attention") or ("/" in name and "flash" in name)
 
 def should_flatten(
-    cfg:Config,
     attention:str|None,   # from `choose_attention`
     shape,                # the model's config
+    *, padding_free:bool|str="auto", max_tokens_per_batch:int|None=None, sequence_parallel_size:int=1,   # settings
+    is_planned:bool=False,   # True: the plan has set `padding_free`
 )->tuple[bool,str]:
     "The decision to flatten the rows of a batch, with the reason; ConfigError if requested but not supported"
     is_supported = supports_flattening(shape)
-    is_required = _requires_flattening(cfg.max_tokens_per_batch, cfg.sequence_parallel_size)
+    is_required = _requires_flattening(max_tokens_per_batch, sequence_parallel_size)
     obstacle = f"{shape.model_type} has layers or positions that reach across rows"
-    if cfg.sequence_parallel_size > 1 and has_states(shape):
+    if sequence_parallel_size > 1 and has_states(shape):
         is_supported, obstacle = False, f"a state of {shape.model_type} runs through all tokens of a row"
-    if (cfg.padding_free is True or is_required) and not is_supported:
-        name = "max_tokens_per_batch" if cfg.max_tokens_per_batch else "padding_free"
+    if (padding_free is True or is_required) and not is_supported:
+        name = "max_tokens_per_batch" if max_tokens_per_batch else "padding_free"
         fix = dict(padding_free=False, max_tokens_per_batch=None)
-        if cfg.sequence_parallel_size > 1: name, fix = "sequence_parallel_size", dict(sequence_parallel_size=1)
+        if sequence_parallel_size > 1: name, fix = "sequence_parallel_size", dict(sequence_parallel_size=1)
         raise ConfigError(name, obstacle, "padded batches", edit(**fix))
-    if cfg.padding_free is False and is_required:
+    if padding_free is False and is_required:
         other, rows, off = "max_tokens_per_batch", "packed", None
-        if not cfg.max_tokens_per_batch: other, rows, off = "sequence_parallel_size", "shared", 1
+        if not max_tokens_per_batch: other, rows, off = "sequence_parallel_size", "shared", 1
         raise ConfigError("padding_free", f"it is False and {other} is set", f"{rows} rows are flattened",
                           edit(padding_free="auto") | edit(**{other: off}))
-    if cfg.padding_free != "auto":
-        return cfg.padding_free, "chosen by the plan" if "padding_free" in cfg.planned else "requested"
-    if is_required: return True, "rows are packed" if cfg.max_tokens_per_batch else "rows are shared"
+    if padding_free != "auto":
+        return padding_free, "chosen by the plan" if is_planned else "requested"
+    if is_required: return True, "rows are packed" if max_tokens_per_batch else "rows are shared"
     if not is_supported: return False, f"auto: {obstacle}"
     if takes_flattened(attention):
         if not has_states(shape): return True, f"auto: {attention} keeps rows apart"
@@ -195,17 +196,20 @@ class Layout:
 
 # %% ../../nbs/05_batches/03_layout.ipynb #4e7ff704
 def choose_layout(
-    cfg:Config,
     attention:str|None,   # from `choose_attention`
     shape,                # the model's config
     tokenizer,
-    *, model=None,        # loaded model, which is tested too; None: decide by the config alone
+    model=None,           # loaded model, which is tested too; None: decide by the config alone
+    *, padding_free:bool|str="auto", max_tokens_per_batch:int|None=None, sequence_parallel_size:int=1,   # settings
+    is_planned:bool=False,   # True: the plan has set `padding_free`
 )->Layout:
     "The layout of batches; ConfigError if flattening is requested but rows would see each other"
-    flat, reason = should_flatten(cfg, attention, shape)
+    flat, reason = should_flatten(
+        attention, shape, padding_free=padding_free, max_tokens_per_batch=max_tokens_per_batch,
+        sequence_parallel_size=sequence_parallel_size, is_planned=is_planned)
     if flat and model is not None and not rows_stay_apart(model):
-        is_required = _requires_flattening(cfg.max_tokens_per_batch, cfg.sequence_parallel_size)
-        if is_required or (cfg.padding_free is True and "padding_free" not in cfg.planned):
+        is_required = _requires_flattening(max_tokens_per_batch, sequence_parallel_size)
+        if is_required or (padding_free is True and not is_planned):
             found = f"{shape.model_type} has positions or layers that reach across rows"
             raise ConfigError("padding_free", f"in a flattened batch the rows read each other: {found}",
                               "padded batches", edit(padding_free=False, max_tokens_per_batch=None))
@@ -221,7 +225,8 @@ def collator_for(
     tokenizer,
 )->tuple[Callable,bool]:   # the collator, and whether it flattens
     "The collator for a model; ConfigError if flattening is requested but rows would see each other"
-    layout = choose_layout(cfg, model.config._attn_implementation or "", model.config, tokenizer, model=model)
+    layout = choose_layout(model.config._attn_implementation or "", model.config, tokenizer, model,
+                           is_planned="padding_free" in cfg.planned, **cfg.values(choose_layout))
     return layout.collate, layout.flat
 
 # %% ../../nbs/05_batches/03_layout.ipynb #04360d32

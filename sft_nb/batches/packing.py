@@ -16,7 +16,6 @@ import numpy as np
 from torch.utils.data import DataLoader
 
 from ..report import SftError, edit, pluralise
-from ..config import Config
 
 # %% ../../nbs/05_batches/01_packing.ipynb #756b2ae7
 def best_fit(
@@ -186,25 +185,26 @@ class BatchSampler:
 
 # %% ../../nbs/05_batches/01_packing.ipynb #a1980dc8
 def batch_sampler(
-    cfg:Config,
     lengths,          # tokens of every row
-    *, rank:int=0,
+    *, per_device_train_batch_size:int=4, max_tokens_per_batch:int|None=None, group_by_length:bool=False,
+    shuffle:bool=True, seed:int=42, num_train_epochs:float=3.,   # settings
+    rank:int=0,
     world_size:int=1,
 )->BatchSampler:
-    "The batches for training with `cfg`: packed, grouped by length, or neither"
+    "The batches of a training: packed, grouped by length, or neither"
     return BatchSampler(
-        lengths, batch_size=cfg.per_device_train_batch_size, max_tokens=cfg.max_tokens_per_batch,
-        group_by_length=cfg.group_by_length, shuffle=cfg.shuffle, seed=cfg.seed,
-        epochs=math.ceil(cfg.num_train_epochs), rank=rank, world_size=world_size)
+        lengths, batch_size=per_device_train_batch_size, max_tokens=max_tokens_per_batch,
+        group_by_length=group_by_length, shuffle=shuffle, seed=seed, epochs=math.ceil(num_train_epochs),
+        rank=rank, world_size=world_size)
 
 # %% ../../nbs/05_batches/01_packing.ipynb #dcc5a552
 def optimizer_steps(
-    cfg:Config,
     batches:BatchSampler,   # of one process
+    *, max_steps:int=-1, num_train_epochs:float=3., gradient_accumulation_steps:int=4,   # settings
 )->int:
     "Optimiser steps of the whole run: `max_steps`, or those of its epochs"
-    if cfg.max_steps > 0: return cfg.max_steps
-    return math.ceil(cfg.num_train_epochs * math.ceil(len(batches) / cfg.gradient_accumulation_steps))
+    if max_steps > 0: return max_steps
+    return math.ceil(num_train_epochs * math.ceil(len(batches) / gradient_accumulation_steps))
 
 # %% ../../nbs/05_batches/01_packing.ipynb #extent02
 @dataclass(frozen=True)
@@ -222,15 +222,17 @@ class Extent:
         return f"{pluralise(self.steps, 'step')}, {over}, {each} in a step"
 
 def training_extent(
-    cfg:Config,              # without `auto`
     batches:BatchSampler,    # of one process
+    *, max_steps:int=-1, num_train_epochs:float=3., gradient_accumulation_steps:int=4,   # settings
 )->Extent:
     "Steps, passes over the rows, and rows in a step"
-    rows, accumulation = len(batches.lengths), cfg.gradient_accumulation_steps
-    in_a_pass, steps = math.ceil(len(batches) / accumulation), optimizer_steps(cfg, batches)
-    passes = steps / in_a_pass if cfg.max_steps > 0 else cfg.num_train_epochs
-    wanted_rows = cfg.per_device_train_batch_size * accumulation * batches.world_size   # of rows, for a step
-    is_short = 2 * len(batches) < accumulation if cfg.max_tokens_per_batch else max(64, 2 * rows) < wanted_rows
+    rows, accumulation, passes = len(batches.lengths), gradient_accumulation_steps, num_train_epochs
+    in_a_pass = math.ceil(len(batches) / accumulation)
+    steps = optimizer_steps(batches, max_steps=max_steps, num_train_epochs=passes,
+                            gradient_accumulation_steps=accumulation)
+    if max_steps > 0: passes = steps / in_a_pass
+    wanted_rows = batches.batch_size * accumulation * batches.world_size   # of rows, for a step
+    is_short = 2 * len(batches) < accumulation if batches.max_tokens else max(64, 2 * rows) < wanted_rows
     return Extent(rows, steps, passes, rows / in_a_pass, is_short)
 
 # %% ../../nbs/05_batches/01_packing.ipynb #28fab401

@@ -44,7 +44,7 @@ def check_versions(requirements:list[str]|None)->Finding|None:
 @check("environment")
 def check_device(requested:Config)->Finding:
     "the device exists and computes in the requested format"
-    return ok(str(find_hardware(requested)))
+    return ok(str(find_hardware(**requested.values(find_hardware))))
 
 # %% ../../nbs/09_checks/01_environment.ipynb #a553796a
 def nvidia_cards()->int:

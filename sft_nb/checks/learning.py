@@ -65,7 +65,7 @@ def learn_some(
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     tensors = list(trained.values())
     if not tensors: raise SftError("ten steps", "no parameter is trained", "", "load_model(cfg, tokenizer)")
-    if optimizer is None: optimizer = make_optimizer(model, cfg)
+    if optimizer is None: optimizer = make_optimizer(model, **cfg.values(make_optimizer))
     if before is None: before = score(batch)
     was, losses, times, broken, ends = _tensor_sums(trained), [], [], "", time.monotonic() + seconds
     for k in range(steps):

@@ -94,7 +94,7 @@ class RowEvidence(FromWorkbench):
     @cached_part
     def extent(self)->Extent:
         "Steps of the training, and passes over the rows"
-        return training_extent(self.cfg, self.bench.batches)
+        return training_extent(self.bench.batches, **self.cfg.values(training_extent))
 
     @cached_part
     def trainer(self):
@@ -391,7 +391,7 @@ class StepEvidence(TimedEvidence):
     @cached_part
     def optimizer(self):
         "The configured optimiser"
-        return make_optimizer(self.model, self.cfg)
+        return make_optimizer(self.model, **self.cfg.values(make_optimizer))
 
     @cached_part
     def learned(self)->Learned:
@@ -505,7 +505,7 @@ def training_summary(
     seconds:float|None=None,   # of all steps, as measured; None: as the plan estimates
 )->tuple[str,dict]:            # in words, and what they were made from
     "The paragraph before a training: what is learned from which rows, how many steps, and how long"
-    data, extent = bench.data.report, training_extent(bench.cfg, bench.batches)
+    data, extent = bench.data.report, training_extent(bench.batches, **bench.cfg.values(training_extent))
     how = "by a measured step"
     if seconds is None and bench.plan is not None: seconds, how = bench.plan.seconds, "a rough estimate"
     facts = data.facts | dict(steps=extent.steps, passes=extent.passes, examples=extent.rows, seconds=seconds)

@@ -245,7 +245,7 @@ def check_shapes(batch:dict)->Finding|None:
     shapes = {k: tuple(v.shape) for k, v in batch.items() if k in _LIKE_IDS}
     if len(set(shapes.values())) == 1 and len(shapes["input_ids"]) == 2: return None
     listed = ", ".join(f"{k} {shape}" for k, shape in shapes.items())
-    return fail(f"{listed} do not fit together", "the collator of choose_layout(cfg, attention, shape, tokenizer)")
+    return fail(f"{listed} do not fit together", "the collator of choose_layout(attention, shape, tokenizer)")
 
 # %% ../../nbs/09_checks/02_rows.ipynb #c88ecbca
 def _is_token(batch:dict, lengths:list[int])->torch.Tensor:

@@ -19,7 +19,6 @@ import torch
 from transformers import AutoConfig
 
 from ..report import ConfigError, edit, SftError
-from ..config import Config
 from ..tokens.tokenizer import model_path, why_missing
 from ..batches.layout import text_config
 
@@ -123,15 +122,15 @@ class Hardware:
 
 # %% ../../nbs/06_model/00_hardware.ipynb #902d0863
 def find_hardware(
-    cfg:Config,   # `device` and `dtype`; on a CPU also `model` and `method`
+    *, device:str="auto", dtype:str="auto",   # settings, as the others
+    model:str="tiny", revision:str|None=None, method:str="auto",   # on a CPU with `dtype="auto"`
 )->Hardware:
-    "Device and dtype of `cfg` on this machine; ConfigError for what the machine cannot do"
-    device, device_reason = choose_device(cfg.device)
-    gain = None
-    if (cfg.dtype, device) == ("auto", "cpu") and cfg.method != "full":   # a trained head gains little
-        gain = bfloat16_gain(cfg.model, cfg.revision)
-    dtype, dtype_reason = choose_dtype(cfg.dtype, device, gain=gain)
-    tf32 = (cfg.dtype, device) == ("float32", "cuda") and torch.cuda.get_device_capability() >= (8, 0)
+    "Device and dtype on this machine; ConfigError for what the machine cannot do"
+    wanted, (device, device_reason), gain = dtype, choose_device(device), None
+    if (wanted, device) == ("auto", "cpu") and method != "full":   # a trained head gains little
+        gain = bfloat16_gain(model, revision)
+    dtype, dtype_reason = choose_dtype(wanted, device, gain=gain)
+    tf32 = (wanted, device) == ("float32", "cuda") and torch.cuda.get_device_capability() >= (8, 0)
     if tf32: dtype_reason += "; products in TF32, whose factors are rounded to 10 bits"
     return Hardware(device, device_reason, dtype, dtype_reason, gain, tf32)
 

@@ -335,7 +335,7 @@ def load_base(
     tokenizer,
 )->torch.nn.Module:  # a causal language model, in eval mode, on its device
     "Load the base for `cfg.method`; ConfigError if it cannot be loaded, is broken, or has another tokenizer"
-    hardware = find_hardware(cfg)
+    hardware = find_hardware(**cfg.values(find_hardware))
     if hardware.device == "cuda": torch.backends.cuda.matmul.allow_tf32 = hardware.tf32
     with quiet(), tempfile.TemporaryDirectory() as folder:
         try:

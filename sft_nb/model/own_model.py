@@ -111,7 +111,7 @@ def make_trainable(
     cfg:Config,  # from `with_model`, without `auto`
 ):               # a PeftModel, or the model itself for `method="full"`
     "Make a handed-over model ready to train, on its device; ConfigError for broken weights or a foreign vocabulary"
-    hardware = find_hardware(cfg)
+    hardware = find_hardware(**cfg.values(find_hardware))
     with quiet():
         check_weights(model, cfg.model)
         guard_4bit(model)

@@ -64,7 +64,8 @@ def schedule_of(
     batches:BatchSampler,  # of one process
 )->Schedule:
     "The order in which the training of `cfg` takes `batches`"
-    return Schedule(len(batches), cfg.gradient_accumulation_steps, optimizer_steps(cfg, batches))
+    steps = optimizer_steps(batches, **cfg.values(optimizer_steps))
+    return Schedule(len(batches), cfg.gradient_accumulation_steps, steps)
 
 # %% ../../nbs/14_panels/01_batches.ipynb #st0bat02
 def bench_of(

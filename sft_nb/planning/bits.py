@@ -80,7 +80,7 @@ def why_not_in_16_bits(
 )->str:   # empty: it can
     "The reason why the base cannot be loaded in 16 (or 32) bits beside what is loaded already, or empty"
     cfg = in_16_bits(cfg)
-    hardware, shape = find_hardware(cfg), load_shape(cfg, tokenizer)
+    hardware, shape = find_hardware(**cfg.values(find_hardware)), load_shape(cfg, tokenizer)
     if other := stored_by(shape): return f"{other} has quantised it in its own files"
     with quiet(), torch.device("meta"):
         model = auto_class(shape).from_config(shape, dtype=hardware.dtype, trust_remote_code=cfg.trust_remote_code)

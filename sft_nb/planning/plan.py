@@ -199,10 +199,11 @@ def decisions(
 )->dict[str,tuple]:   # setting -> (value, reason)
     "The settings that follow from the chosen way"
     measured = {}
-    if planner.device.kind == "cpu" and (hardware := find_hardware(planner.cfg)).gain is not None:
+    hardware = find_hardware(**planner.cfg.values(find_hardware))
+    if planner.device.kind == "cpu" and hardware.gain is not None:
         measured["dtype"] = (hardware.dtype_name, f"auto: {hardware.dtype_reason}")
     if planner.cfg.dtype == "float32" and planner.device.kind == "cuda" and torch.cuda.is_available():
-        measured["dtype"] = ("float32", find_hardware(planner.cfg).dtype_reason)
+        measured["dtype"] = ("float32", hardware.dtype_reason)
     cfg, way = planner.cfg, chosen.way
     def explain(setting, value, why):
         "The value of a setting and its reason: that of the plan if the setting was `auto`"
@@ -304,7 +305,7 @@ def plan(
     if world_size is None: world_size = cfg.data_processes
     processes = world_size * cfg.sequence_parallel_size
     if device is None:
-        hardware = find_hardware(cfg)
+        hardware = find_hardware(**cfg.values(find_hardware))
         card = this_device(hardware.device, hardware.dtype, processes=processes)
     else: card = device if isinstance(device, Device) else find_device(device)
     if device is not None and card.host is not None: card = replace(card, host=card.host / processes)   # equal shares
@@ -325,8 +326,9 @@ def plan(
     if uneven := _uneven_steps(planner, chosen): found.append(uneven)
     made = replace(made, findings=found)
     if data is not None:
-        batches = batch_sampler(with_plan(cfg, made), data.train.lengths, world_size=world_size)
-        extent = training_extent(with_plan(cfg, made), batches)
+        resolved = with_plan(cfg, made)
+        batches = batch_sampler(data.train.lengths, world_size=world_size, **resolved.values(batch_sampler))
+        extent = training_extent(batches, **resolved.values(training_extent))
         seconds = int(data.train.lengths.sum()) * extent.passes / chosen.rate / world_size
         made = replace(made, extent=extent, seconds=seconds)
     if data is not None and device is None: data.results["plan", cfg, world_size] = made   # use the plan that was shown
@@ -355,7 +357,7 @@ def without_plan(
     why:str,    # reason why there is no plan
 )->Config:
     "`cfg` without a plan: padded, with checkpointing on a GPU"
-    hardware = find_hardware(cfg)
+    hardware = find_hardware(**cfg.values(find_hardware))
     shared = cfg.sequence_parallel_size > 1
     shape = load_shape(cfg, data.tokenizer)
     budget = int(data.train.lengths.max()) if supports_flattening(shape) else None

@@ -106,7 +106,8 @@ class Planner:
         if sharing := sharing_of(cfg.sequence_parallel_size):
             sharing.check_heads(cfg.sequence_parallel_size, self.attention, self.shape,
                                 is_chosen=cfg.attn_implementation != "auto")
-        self.flat, self.why_flat = should_flatten(cfg, self.attention, self.shape)
+        self.flat, self.why_flat = should_flatten(
+            self.attention, self.shape, is_planned="padding_free" in cfg.planned, **cfg.values(should_flatten))
         self.budget_bytes = .95 * device.gib * 2**30   # bytes available for planning
         self.methods, self.why_method = open_methods(cfg, self.shape)
         self.kept = {}
@@ -353,7 +354,7 @@ def rows_per_batch(self:Planner,
     if not self.rows.complete: lengths = np.tile(lengths, -(-4096 // len(lengths)))
     if len(lengths) > 20_000: lengths = np.random.default_rng(0).choice(lengths, 20_000, replace=False)
     cfg = replace(self.cfg, max_tokens_per_batch=budget, num_train_epochs=min(3., self.cfg.num_train_epochs))
-    packed = batch_sampler(cfg, lengths, world_size=self.world_size)
+    packed = batch_sampler(lengths, world_size=self.world_size, **cfg.values(batch_sampler))
     self.kept["rows", budget] = len(lengths) / packed.n
     return self.kept["rows", budget]
 

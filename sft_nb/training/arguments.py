@@ -177,7 +177,7 @@ def training_arguments(
 )->SFTConfig:
     "The trainer's arguments; ConfigError for what the trainer or this machine does not support"
     check_settings(cfg)
-    hardware = find_hardware(cfg)
+    hardware = find_hardware(**cfg.values(find_hardware))
     arguments = {name: getattr(cfg, name) for name in settings_with("hf")} | _ALWAYS
     arguments |= dict(
         output_dir=str(path/"checkpoints"), run_name=cfg.wandb_name or path.name, project=cfg.wandb_project,

@@ -62,8 +62,8 @@ def main(args:list[str]|None=None)->int:   # 0 finished or stopped, 1 failed
         try:
             run, is_main = open_run(options.run, trust_remote_code=options.trust_remote_code), is_main_process()
             try:
-                from sft_nb.training.train import train_run
-                train_run(run, max_time=options.max_time)
+                from sft_nb.training.train import train_run, workbench_of_run
+                train_run(run, workbench_of_run(run, max_time=options.max_time))
             except KeyboardInterrupt as e:   # also while libraries are loading: this counts as a stop
                 signals.ignoring, by = True, getattr(e, "by", "Ctrl-C")
                 if is_main and run.status.state == "starting":

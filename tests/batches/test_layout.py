@@ -1,5 +1,4 @@
 """Padded or flattened: the choice, its reason, and the matching collator."""
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ lengths = st.lists(st.integers(1, 60), min_size=1, max_size=40)
     (dict(max_tokens_per_batch=99), "sdpa", "flattened", "rows are packed"),
 ], ids=str)
 def test_the_layout_and_its_reason(tokenizer, how, attention, name, reason):
-    layout = choose_layout(load_config(**how), attention, shape("qwen3"), tokenizer)
+    layout = choose_layout(attention, shape("qwen3"), tokenizer, **load_config(**how).values(choose_layout))
     assert (layout.name, layout.reason) == (name, reason)
     assert isinstance(layout.collate, DataCollatorFlattening if layout.flat else DataCollatorForCausalLM)
     if layout.flat: assert layout.collate.return_seq_lens == takes_flattened(attention)
@@ -47,15 +46,15 @@ def test_a_model_whose_rows_would_read_each_other(tokenizer, kind):
         collator_for(asked, m, tokenizer)
     with pytest.raises(ConfigError, match="reach across rows"):
         collator_for(load_config(max_tokens_per_batch=99), m, tokenizer)
-    auto = choose_layout(load_config(), "sdpa", m.config, tokenizer, model=m)
+    auto = choose_layout("sdpa", m.config, tokenizer, model=m)
     assert not auto.flat
     if kind in ("bloom", "mamba"): return   # known by the config: no plan chooses it
-    planned = replace(asked, planned=frozenset({"padding_free"}))
-    assert should_flatten(planned, "varlen", m.config) == (True, "chosen by the plan")
-    layout = choose_layout(planned, "varlen", m.config, tokenizer, model=m)
+    planned = dict(padding_free=True, is_planned=True)
+    assert should_flatten("varlen", m.config, **planned) == (True, "chosen by the plan")
+    layout = choose_layout("varlen", m.config, tokenizer, m, **planned)
     assert layout.name == "padded" and "would read each other" in layout.reason
     with pytest.raises(ConfigError, match="read each other"):
-        choose_layout(replace(planned, max_tokens_per_batch=99), "varlen", m.config, tokenizer, model=m)
+        choose_layout("varlen", m.config, tokenizer, m, max_tokens_per_batch=99, **planned)
 
 
 @pytest.mark.parametrize("fault", [None, "reads the other rows", "wrong numbers"])
@@ -70,12 +69,11 @@ def test_a_kernel_of_the_hub_is_probed(tokenizer, monkeypatch, fault):
     monkeypatch.setitem(transformers.AttentionInterface._global_mapping, name, kernel)
     monkeypatch.setitem(transformers.AttentionMaskInterface._global_mapping, name, varlen_mask)
     m.config._attn_implementation = name
-    planned = replace(load_config(padding_free=True), planned=frozenset({"padding_free"}))
-    layout = choose_layout(planned, name, m.config, tokenizer, model=m)
+    layout = choose_layout(name, m.config, tokenizer, m, padding_free=True, is_planned=True)
     assert layout.flat == (fault is None) and m.config._attn_implementation == name
     if not fault: return
     with pytest.raises(ConfigError, match="read each other"):
-        choose_layout(load_config(padding_free=True), name, m.config, tokenizer, model=m)
+        choose_layout(name, m.config, tokenizer, model=m, padding_free=True)
 
 
 @given(lengths, st.one_of(st.none(), st.integers(60, 300)), st.integers(1, 9))

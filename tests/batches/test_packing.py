@@ -137,12 +137,12 @@ def test_a_step_has_the_rows_that_transformers_trainer_gives_it(tmp_path, mode, 
     "The reference is transformers' own loop over the rows of the demo, the remainder of an epoch included"
     cfg = load_config("demo", max_samples=100, eval_samples=0, num_train_epochs=epochs, **mode)
     data = prepare(cfg)
-    b = batch_sampler(cfg, data.train.lengths)
+    b = batch_sampler(data.train.lengths, **cfg.values(batch_sampler))
     how = TrainingArguments(
         tmp_path, gradient_accumulation_steps=accumulation, num_train_epochs=epochs, report_to=[], use_cpu=True,
         remove_unused_columns=False, save_strategy="no", disable_tqdm=True, logging_strategy="no")
     trainer = _Recording(_Nothing(), how, train_dataset=data.train.tokens)
-    trainer.sampler = batch_sampler(cfg, data.train.lengths)
+    trainer.sampler = batch_sampler(data.train.lengths, **cfg.values(batch_sampler))
     trainer.train()
     assert len(trainer.seen) == trainer.state.global_step == np.ceil(b.steps(accumulation) / b.epochs * epochs)
     ids = [tuple(row["input_ids"]) for row in data.train.tokens]

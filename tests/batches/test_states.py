@@ -10,7 +10,6 @@ from sft_nb.batches import states
 from sft_nb.batches.collate import DataCollatorFlattening
 from sft_nb.batches.layout import choose_layout, has_states, model_class, rows_stay_apart, should_flatten
 from sft_nb.batches.states import group_rows, missing_kernels, needs_row_numbers, separate_rows
-from sft_nb.config import load_config
 from sft_nb.model.attention import choose_attention
 from sft_nb.model.load import auto_class, quiet
 from sft_nb.model.loss import add_supervised_loss, batch_loss
@@ -81,21 +80,20 @@ def test_every_row_is_in_one_group_that_holds_it(lengths, chunk):
 
 def test_a_layout_tells_rows_and_reports_why(tokenizer):
     shape = tiny_config("lfm2", 500)
-    layout = choose_layout(load_config(), "varlen", shape, tokenizer)
+    layout = choose_layout("varlen", shape, tokenizer)
     assert layout.flat and layout.reason == "auto: varlen and states keep rows apart"
-    assert choose_layout(load_config(padding_free=True), "sdpa", shape, tokenizer).collate.return_seq_lens
+    assert choose_layout("sdpa", shape, tokenizer, padding_free=True).collate.return_seq_lens
     with pytest.raises(ConfigError, match="a state of lfm2 runs through all tokens.*Fix: sequence_parallel_size=1"):
-        should_flatten(load_config(sequence_parallel_size=2), "varlen", shape)
+        should_flatten("varlen", shape, sequence_parallel_size=2)
 
 
 def test_rows_that_are_not_told_are_padded(tokenizer):
     "Mamba-2 hands nothing down from its outermost forward pass; the loaded model shows it"
     model = hybrid("mamba2")
     assert has_states(model.config) and not rows_stay_apart(model)
-    planned = load_config(padding_free="auto")
-    assert not choose_layout(planned, "varlen", model.config, tokenizer, model=model).flat
+    assert not choose_layout("varlen", model.config, tokenizer, model).flat
     with pytest.raises(ConfigError, match="read each other"):
-        choose_layout(load_config(padding_free=True), "varlen", model.config, tokenizer, model=model)
+        choose_layout("varlen", model.config, tokenizer, model=model, padding_free=True)
 
 
 def test_kernels_that_are_installed_stay(monkeypatch, tokenizer):
@@ -109,7 +107,7 @@ def test_kernels_that_are_installed_stay(monkeypatch, tokenizer):
     assert (file.causal_conv1d_fn, file.torch_chunk_gated_delta_rule) == before
     assert missing_kernels(kind) == [] and needs_row_numbers(kind)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert should_flatten(load_config(), "varlen", tiny_config("qwen3_5_text", 500))[1].endswith("keep rows apart")
+    assert should_flatten("varlen", tiny_config("qwen3_5_text", 500))[1].endswith("keep rows apart")
     monkeypatch.setattr(states, "find_spec", lambda name: None)
-    _, reason = should_flatten(load_config(), "varlen", tiny_config("qwen3_5_text", 500))
+    _, reason = should_flatten("varlen", tiny_config("qwen3_5_text", 500))
     assert reason.endswith("; with causal-conv1d and flash-linear-attention, states are faster")

@@ -105,7 +105,7 @@ def test_the_step_that_made_weights_nan_is_named(seen, at):
 
 
 def test_weights_that_become_nan_are_one_finding(monkeypatch):
-    def make(model, cfg): return Breaks([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    def make(model, **how): return Breaks([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     monkeypatch.setattr("sft_nb.checks.preflight.make_optimizer", make)
     report = preflight(small(learning_rate=5e-3))
     found = {f.check: f for f in report.findings}

@@ -47,7 +47,7 @@ def mac(monkeypatch):
 def test_the_device_and_its_formats(mac, tmp_path):
     assert choose_device() == ("mps", "auto: mps is available")
     assert choose_dtype(device="mps")[0] == torch.float32 and choose_dtype("float16", "mps")[0] == torch.float16
-    hardware = find_hardware(load_config())
+    hardware = find_hardware()
     assert (hardware.device, hardware.name, hardware.dtype) == ("mps", "mps", torch.float32)
     args = training_arguments(load_config("demo", device="cpu"), tmp_path)   # a Mac may train on its CPU
     assert args.use_cpu and not args.dataloader_pin_memory

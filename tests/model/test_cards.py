@@ -133,11 +133,11 @@ def test_processes_share_the_host(card, monkeypatch):
 def test_float32_means_tf32_where_a_card_has_it(card, monkeypatch):
     cfg = load_config("demo", device="cuda", dtype="float32", method="lora", attn_implementation="sdpa")
     card("Tesla T4", 14.6, capability=(7, 5))
-    assert not find_hardware(cfg).tf32 and not Workbench(cfg).low_precision
+    assert not find_hardware(**cfg.values(find_hardware)).tf32 and not Workbench(cfg).low_precision
     card("NVIDIA A100-SXM4-40GB", 39.4, capability=(8, 0))
-    assert not find_hardware(replace(cfg, dtype="bfloat16")).tf32
-    assert find_hardware(cfg).tf32 and Workbench(cfg).low_precision
-    here, found = this_device("cuda", torch.float32), find_hardware(cfg)
+    assert not find_hardware(**replace(cfg, dtype="bfloat16").values(find_hardware)).tf32
+    assert find_hardware(**cfg.values(find_hardware)).tf32 and Workbench(cfg).low_precision
+    here, found = this_device("cuda", torch.float32), find_hardware(**cfg.values(find_hardware))
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     there = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True))
     monkeypatch.setattr("sft_nb.planning.plan.torch", there)
@@ -156,7 +156,7 @@ def tf32_as_before():
 @pytest.mark.usefixtures("tf32_as_before")
 def test_products_of_a_base_are_in_tf32_or_not_as_the_hardware_says(monkeypatch):
     cfg = load_config("demo", device="cpu", dtype="float32", method="lora")
-    real = find_hardware(cfg)
+    real = find_hardware(**cfg.values(find_hardware))
     for tf32 in (True, False):
         as_card = SimpleNamespace(device="cuda", dtype=real.dtype, tf32=tf32)
         monkeypatch.setattr("sft_nb.model.load.find_hardware", lambda cfg, as_card=as_card: as_card)

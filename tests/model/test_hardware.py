@@ -14,7 +14,7 @@ from sft_nb.report import ConfigError, fix_language
 
 
 def test_on_this_machine():
-    found = find_hardware(load_config(device="cpu", dtype="bfloat16"))
+    found = find_hardware(device="cpu", dtype="bfloat16")
     assert found == Hardware("cpu", "requested", torch.bfloat16, "requested")
     assert str(found) == "cpu (requested), bfloat16 (requested)" and found.name == "cpu"
 
@@ -24,17 +24,17 @@ def test_on_a_card(monkeypatch, emulated, dtype):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: including_emulation or not emulated)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda *a: "Some Card")
-    found = find_hardware(load_config())
+    found = find_hardware()
     assert (found.device, found.name, found.dtype) == ("cuda", "Some Card", dtype)
     assert "Some Card" in found.dtype_reason and str(found).startswith("Some Card (auto: cuda is available), ")
 
 
 def test_what_is_not_there(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ConfigError, match="device cuda.*Fix: device='auto'"): find_hardware(load_config(device="cuda"))
+    with pytest.raises(ConfigError, match="device cuda.*Fix: device='auto'"): find_hardware(device="cuda")
     with pytest.raises(ConfigError, match="a CPU cannot train in it"):
-        find_hardware(load_config(device="cpu", dtype="float16"))
-    with fix_language("shell"), pytest.raises(ConfigError) as e: find_hardware(load_config(device="cuda"))
+        find_hardware(device="cpu", dtype="float16")
+    with fix_language("shell"), pytest.raises(ConfigError) as e: find_hardware(device="cuda")
     with fix_language("shell"): assert "Fix: --device auto." in str(e.value)
 
 
@@ -45,16 +45,17 @@ def test_a_processor_decides_by_its_products(monkeypatch, tmp_path):
     seconds = {torch.float32: 1., torch.bfloat16: .25}   # of each product
     monkeypatch.setattr(hardware, "_product_seconds", lambda rows, hidden, out, dtype, times: seconds[dtype])
     monkeypatch.setattr(hardware, "_measured_gain", hardware._measured_gain.__wrapped__)   # without what is remembered
-    found = find_hardware(cfg)
+    found = find_hardware(**cfg.values(find_hardware))
     assert (found.dtype, found.gain) == (torch.bfloat16, 4.) and "4.0 times as fast" in found.dtype_reason
     for slow in (.8, 50.):   # no clear gain, and emulated
         seconds[torch.bfloat16] = slow
-        assert find_hardware(cfg).dtype == torch.float32 and find_hardware(cfg).gain == 1 / slow
+        again = find_hardware(**cfg.values(find_hardware))
+        assert again.dtype == torch.float32 and again.gain == 1 / slow
     asked = [replace(cfg, dtype="bfloat16"), replace(cfg, method="full"), replace(cfg, model="tiny"),
              replace(cfg, model=str(tmp_path/"none"))]   # a choice, a head that learns, a small model, none at all
-    assert [find_hardware(c).gain for c in asked] == [None] * 4
+    assert [find_hardware(**c.values(find_hardware)).gain for c in asked] == [None] * 4
     (tmp_path/"broken").mkdir()
-    assert find_hardware(replace(cfg, model=str(tmp_path/"broken"))).dtype == torch.float32
+    assert find_hardware(**replace(cfg, model=str(tmp_path/"broken")).values(find_hardware)).dtype == torch.float32
 
 
 def test_measuring_leaves_no_trace():

@@ -326,7 +326,7 @@ def test_what_cannot_compute_its_layers_again_is_planned_without(tmp_path, kind,
     with pytest.raises(ConfigError, match="cannot recompute its layers") as e: plan(asked, lengths=[20, 40])
     assert e.value.fix.settings == dict(gradient_checkpointing=False)
     assert [f.fix.settings for f in preflight(asked).failed] == [dict(gradient_checkpointing=False)]
-    card = replace(find_hardware(cfg), device="cuda")
+    card = replace(find_hardware(**cfg.values(find_hardware)), device="cuda")
     monkeypatch.setattr("sft_nb.planning.plan.find_hardware", lambda cfg: card)
     assert without_plan(cfg, prepare(cfg), "no plan").gradient_checkpointing is False
 

@@ -41,7 +41,7 @@ def test_the_optimiser_and_its_schedule_are_the_configured_ones(tmp_path):
     assert isinstance(trainer.optimizer, torch.optim.AdamW)
 
     model = load_model(cfg, bench.data.tokenizer)   # as preflight takes its ten steps
-    optimizer = make_optimizer(model, cfg)
+    optimizer = make_optimizer(model, **cfg.values(make_optimizer))
     assert all((g["betas"], g["eps"], g["lr"], g["weight_decay"]) == ((.8, .97), 1e-6, 3e-3, 0)
                for g in optimizer.param_groups)
     schedule, rates = make_schedule(optimizer, "linear", 6, warmup=2), []
@@ -103,7 +103,7 @@ def test_galore_is_made_as_configured_and_its_state_is_read_again(tmp_path, monk
                 optim_target_modules=("mlp",), max_steps=2)
     run = train(cfg)
     assert run.status.state == "finished"
-    made = make_optimizer(load_model(cfg, Workbench(cfg).tokenizer), cfg)
+    made = make_optimizer(load_model(cfg, Workbench(cfg).tokenizer), **cfg.values(make_optimizer))
     of_mlp = [g for g in made.param_groups if "rank" in g]
     assert [(g["rank"], g["scale"]) for g in of_mlp] == [(8, .5)] and all(p.ndim == 2 for p in of_mlp[0]["params"])
 
