@@ -152,7 +152,7 @@ def put_in_liger(model, **_)->None:
 
 def put_in(model, kernels:str):
     "Let a model compute as with these kernels on a GPU, inside of what is returned"
-    from sft_nb.model.kernels import fuse_norms, fuse_pointwise, use_liger
+    from sft_nb.extras.kernels import fuse_norms, fuse_pointwise, use_liger
     if kernels == "none": return nullcontext()
     if kernels == "auto": fuse_pointwise(model)
     else:

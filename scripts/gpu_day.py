@@ -34,8 +34,9 @@ from sft_nb.model.checkpointing import OnDevice, OnHost, offload_saved_tensors, 
 from sft_nb.model import generate as generation
 from sft_nb.model.generate import Decoder
 from sft_nb.model.hardware import choose_device, free_memory, is_out_of_memory, this_device
-from sft_nb.model.kernels import (
-    compile_layers, fuse_gates, fuse_lora, fuse_norms, fuse_rotary, use_kernels, use_liger)
+from sft_nb.extras.kernels import (
+    compile_layers, fuse_gates, fuse_lora, fuse_norms, fuse_rotary, use_liger)
+from sft_nb.model.precision import use_kernels
 from sft_nb.model.load import guard_4bit, quiet
 from sft_nb.model.loss import add_supervised_loss
 from sft_nb.model.precision import adapters_to_float32

@@ -25,11 +25,13 @@ def extension(
 
 def need_extension(
     kind:str,
-    where:str,  # what needs it, for the error
+    where:str,      # what needs it, for the error
+    instead=None,   # of a setting: the fix with a value that needs no extension
 )->Any:
-    "The extension of this kind; `SftError` if there is none"
+    "The extension of this kind; `SftError` if there is none, ConfigError for a setting"
     found = extension(kind)
     if found is not None: return found
-    from sft_nb.report import command, SftError   # `import sft_nb` loads this module, and not that one
-    raise SftError(where, "it needs sft_nb.extras, which is missing", "a whole installation",
-                   command("pip install --force-reinstall --no-deps sft_nb"))
+    from sft_nb.report import command, ConfigError, SftError   # `import sft_nb` loads this module, and not that one
+    kind, fix = SftError, command("pip install --force-reinstall --no-deps sft_nb")
+    if instead is not None: kind, fix = ConfigError, fix | instead
+    raise kind(where, "it needs sft_nb.extras, which is missing", "a whole installation", fix)

@@ -53,7 +53,7 @@ def smollm2_gguf()->Path:
     "The GGUF file of SmolLM2-135M-Instruct; skips the test with the reason if the package index cannot be reached"
     pytest.importorskip("gguf")
     from filelock import FileLock
-    from sft_nb import bases
+    from sft_nb.extras import gguf_bases as bases
     from sft_nb.report import ConfigError
     base = bases.PACKAGED["smollm2-q4_1"]
     REAL.mkdir(parents=True, exist_ok=True)
@@ -70,11 +70,11 @@ def smollm2_gguf()->Path:
 def smollm2(smollm2_gguf)->str:
     "The setting `model`; its folder is found in the cache of the tests"
     from unittest.mock import patch
-    from sft_nb import bases
+    from sft_nb.extras import gguf_bases as bases
     name = "smollm2-q4_1"
     from_the_wheel = patch.object(bases, "_download_wheel", lambda *a: smollm2_gguf)
     with patch.dict(os.environ, SFT_NB_CACHE=str(REAL)), from_the_wheel:
-        folder = bases.dequantised(name)
+        folder = bases.dequantise_base(name)
     link = Path(os.environ["SFT_NB_CACHE"])/"models"/name
     link.parent.mkdir(parents=True, exist_ok=True)
     try: link.symlink_to(folder)

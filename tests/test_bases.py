@@ -20,7 +20,9 @@ from small_gguf import WORDS, write_gguf   # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer   # noqa: E402
 
 from sft_nb import bases   # noqa: E402
-from sft_nb.bases import check_gguf, choose_base, dequantised, describe_base, GgufHeader, PackagedBase   # noqa: E402
+from sft_nb.bases import choose_base, dequantised, describe_base   # noqa: E402
+from sft_nb.extras import gguf_bases   # noqa: E402
+from sft_nb.extras.gguf_bases import check_gguf, GgufHeader, PackagedBase   # noqa: E402
 from sft_nb.config import load_config   # noqa: E402
 from sft_nb.proof.merge import merge   # noqa: E402
 from sft_nb.report import ConfigError   # noqa: E402
@@ -103,7 +105,8 @@ def test_no_package_and_no_room_are_said(tmp_path, monkeypatch):
 def test_a_killed_process_leaves_nothing_and_two_make_it_once(tmp_path):
     file = str(write_gguf(tmp_path/"model.gguf"))
     code = f"from sft_nb import bases; print(bases.dequantised({file!r}))"
-    dies = f"import os; from sft_nb import bases; bases._scale_positions = lambda *a: os.kill(os.getpid(), 9); {code}"
+    dies = ("import os; from sft_nb.extras import gguf_bases\n"
+            f"gguf_bases._scale_positions = lambda *a: os.kill(os.getpid(), 9); {code}")
     killed = subprocess.run([sys.executable, "-c", dies], capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL and len(all_of(tmp_path)) == 1 and made(tmp_path) == []
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -153,7 +156,7 @@ def test_weights_too_large_for_float16_are_kept_in_bfloat16(tmp_path):
 def test_scaled_positions_are_kept(tmp_path):
     from transformers import AutoConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-    wanted = dict(rope_type="llama3", rope_theta=10000., factor=32., **bases._LLAMA3)
+    wanted = dict(rope_type="llama3", rope_theta=10000., factor=32., **gguf_bases._LLAMA3)
     shape = AutoConfig.for_model("llama", hidden_size=64, num_attention_heads=2, rope_parameters=dict(wanted))
     plain = 10000. ** (-torch.arange(0, 32, 2) / 32)
     slowed, _ = ROPE_INIT_FUNCTIONS["llama3"](shape, "cpu")
@@ -225,7 +228,7 @@ def packaged(tmp_path, monkeypatch):
     file = write_gguf(tmp_path/"small.gguf")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     base = PackagedBase("someone/small", "Apache-2.0", "small-in-a-wheel==1", "small_in_a_wheel", "small.gguf", digest)
-    monkeypatch.setattr(bases, "PACKAGED", {"smollm2-q4_1": base})
+    monkeypatch.setattr(gguf_bases, "PACKAGED", {"smollm2-q4_1": base})
     monkeypatch.setattr(bases, "_is_on_hub", lambda name: False)
 
     real = subprocess.run

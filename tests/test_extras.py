@@ -1,5 +1,6 @@
 """Without `sft_nb.extras` every command works on our own names and files, and other tools' keys get a sentence."""
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -26,7 +27,7 @@ def test_one_module_of_the_core_imports_the_extras_and_does_so_when_asked():
     def names_them(path)->bool:
         strings = [n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)]
         return any(name.split(".")[0] == "extras" for name in imports(path)) or any(
-            isinstance(text, str) and text.startswith(("sft_nb.extras.", ".extras")) for text in strings)
+            isinstance(text, str) and re.match(r"(sft_nb)?\.extras\b[\w.]*$", text) for text in strings)
     assert [p.name for p in CORE if p.name != "_modidx.py" and names_them(p)] == ["extensions.py"]
     tree = ast.parse((ROOT/"sft_nb/extensions.py").read_text())
     assert not any(isinstance(node, ast.Try) for node in tree.body)   # not when it is imported, but in a function
@@ -67,6 +68,32 @@ def test_configs_of_our_own_are_read_without_the_extras(tmp_path):
 def test_commands_work_without_the_extras(tmp_path, line, says):
     code = f"from sft_nb.cli import main\nprint('code', main({line.split()!r}))"
     assert says in hidden(code.replace("\n", "\nsys.stderr = sys.stdout\n", 1), tmp_path)
+
+
+TRAINED = """
+from sft_nb.cli import main
+few = ["--config", "demo", "--max-samples", "8", "--eval-samples", "4", "--max-steps", "2", "--save-steps", "1",
+       "--per-device-train-batch-size", "2", "--gradient-accumulation-steps", "1"]
+for method in ("lora", "qlora", "full"):
+    more = [] if method == "lora" else ["--no-preflight"]
+    assert main(["train", *few, "--method", method, "--run-name", method, *more]) == 0, method
+assert main(["evaluate", "runs/lora", "--eval-samples", "2"]) == 0
+assert main(["merge", "runs/qlora", "--out", "merged"]) == 0
+assert main(["prove", "runs/qlora", "--folder", "merged", "--prompts", "1", "--max-new-tokens", "4"]) == 0
+for more in (["--kernels", "compile"], ["--kernels", "liger"], ["--fsdp", "--num-processes", "2", "--method", "full"],
+             ["--sequence-parallel-size", "2", "--num-processes", "2"], ["--model", "some.gguf"]):
+    print("code", main(["train", *few, *more]))
+"""
+
+
+def test_training_and_what_follows_work_without_the_extras(tmp_path):
+    "Kernels, experts in 4 bits, sharding and GGUF files are extras; what asks for them by name is refused"
+    said = hidden(TRAINED.replace("\n", "\nimport sys; sys.stderr = sys.stdout\n", 1), tmp_path)
+    assert said.count("code 2") == 5
+    for what in ("kernels 'compile'", "kernels 'liger'", "fsdp", "sequence_parallel_size 2", "model 'some.gguf'"):
+        assert f"{what}: it needs sft_nb.extras, which is missing; a whole installation. Fix: pip install" in said
+    for method in ("lora", "qlora", "full"):
+        assert json.loads((tmp_path/f"runs/{method}/trainer.json").read_text())["one_product"] == 0
 
 
 def test_the_files_of_tools_and_the_functions_fit_together():

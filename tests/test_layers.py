@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-PARTS = ("before_torch escape display view installation credentials files progress report bases setting settings "
-         "extensions config_files thoughts config rows "
+PARTS = ("before_torch escape display view installation credentials files progress report extensions bases setting "
+         "settings config_files thoughts config rows "
          "tasks tokens batches model planning workbench optimizer checks runs training evaluation proof panels "
          "cli extras").split()
-LIGHT = ("before_torch escape display view installation credentials files progress report bases setting settings "
-         "extensions config_files thoughts config rows tasks tokens runs cli training.launch "
-         "extras.unread_tools extras.shell_scripts extras.other_tools").split()
+LIGHT = ("before_torch escape display view installation credentials files progress report extensions bases setting "
+         "settings config_files thoughts config rows tasks tokens runs cli training.launch "
+         "extras.unread_tools extras.shell_scripts extras.other_tools extras.gguf_bases extras.sharding").split()
 HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes"}
 LISTED = {("tasks.core", "tasks"),       # the files of a folder are listed, nothing in it is imported
           ("extensions", "extras"),      # the one way to the optional parts, which works without them

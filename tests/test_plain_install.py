@@ -68,7 +68,7 @@ def use_deepspeed(folder):
     check_division(load_config("demo", deepspeed="zero2"))
 
 def use_liger(folder):
-    from sft_nb.model.kernels import check_kernels
+    from sft_nb.extras.kernels import check_kernels
     check_kernels("liger")
 
 def use_trackers(name):

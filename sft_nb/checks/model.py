@@ -13,6 +13,7 @@ from collections import Counter
 import torch
 
 from ..display import format_bytes
+from ..extensions import extension
 from ..report import STATUSES, Finding, as_fix, edit, fail, ok, skipped, warn
 from ..config import Config
 from ..settings import SETTINGS
@@ -22,7 +23,7 @@ from ..batches.layout import are_same_logits, inference_mode, text_config
 from ..model.precision import audit
 from ..model.loss import causal_lm
 from ..model.adapter import full_parameters, lora_reach, text_path
-from ..model.experts import is_experts, why_not_packed
+from ..model.experts import is_experts
 from ..model.load import count_parameters, packed_share
 from ..planning.bits import BitsCost
 from ..planning.plan import Plan
@@ -110,7 +111,9 @@ def check_packed(model, cfg:Config)->Finding|None:
         text += ": bitsandbytes packs plain `nn.Linear` layers that share no weight, and most layers here are not"
         return warn(text, edit(method="lora"))
     if cfg.load_in_8bit: return warn(text, edit(load_in_8bit=False))
-    return warn(f"{text}: {why_not_packed(experts[0])}", edit(method="lora"))
+    packing = extension("weights")
+    why = packing.why_not_packed(experts[0]) if packing else "sft_nb.extras, which packs experts, is missing"
+    return warn(f"{text}: {why}", edit(method="lora"))
 
 # %% ../../nbs/09_checks/03_model.ipynb #modbits2
 @check("model")

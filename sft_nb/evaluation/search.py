@@ -27,7 +27,7 @@ from ..tokens.encode import encode
 from ..tokens.prepare import config_and_data, prepare, with_data
 from ..model.adapter import add_adapter, read_adapter
 from ..model.hardware import free_memory
-from ..model.kernels import use_kernels
+from ..model.precision import use_kernels
 from ..model.load import load_base, quiet
 from ..workbench import Workbench
 from ..checks.preflight import preflight

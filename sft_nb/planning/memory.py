@@ -13,10 +13,10 @@ import torch
 
 from ..config import Config
 from ..batches.layout import text_config
-from ..model.load import auto_class, load_shape, quantization, quiet
+from ..model.load import auto_class, load_shape, our_quantizer, quantization, quiet
 from ..model.attention import register_varlen
-from ..model.experts import experts_in_4_bits
-from ..model.kernels import layers_of, use_kernels
+from ..model.precision import use_kernels
+from ..model.checkpointing import layers_of
 from ..model.adapter import lora_config, spare_casts, targets_as_named, tie_adapters, train_in_full
 from ..model.parallelism import Division
 
@@ -65,7 +65,7 @@ def skeleton(
         bits = quantization(cfg, dtype)
         if bits is not None:   # linear layers as in bitsandbytes
             from transformers.quantizers import AutoHfQuantizer
-            with experts_in_4_bits(): quantizer = AutoHfQuantizer.from_config(bits, pre_quantized=False)
+            with our_quantizer(): quantizer = AutoHfQuantizer.from_config(bits, pre_quantized=False)
             quantizer.preprocess_model(model=model, device_map=None)
             setattr(model, "is_loaded_in_8bit" if bits.load_in_8bit else "is_loaded_in_4bit", True)
         from peft import get_peft_model

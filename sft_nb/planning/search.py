@@ -25,7 +25,7 @@ from ..batches.packing import batch_sampler
 from ..batches.layout import BatchLengths, largest_batch, model_class, should_flatten, takes_flattened
 from ..model.hardware import Device
 from ..model.attention import choose_attention
-from ..model.parallelism import check_heads, Division, division_of, divides_weights
+from ..model.parallelism import Division, division_of, divides_weights, sharing_of
 from ..model.checkpointing import part_length
 from ..model.load import can_recompute_layers, check_packable, load_shape, stored_by
 from ..model.adapter import initial_weights, method_of_earlier
@@ -103,8 +103,9 @@ class Planner:
         self.shape = load_shape(cfg, tokenizer)
         self.attention, self.why_attention = _attention_of_device(
             cfg.attn_implementation, device, self.dtype, self.shape, shared=cfg.sequence_parallel_size > 1)
-        check_heads(cfg.sequence_parallel_size, self.attention, self.shape,
-                    is_chosen=cfg.attn_implementation != "auto")
+        if sharing := sharing_of(cfg.sequence_parallel_size):
+            sharing.check_heads(cfg.sequence_parallel_size, self.attention, self.shape,
+                                is_chosen=cfg.attn_implementation != "auto")
         self.flat, self.why_flat = should_flatten(
             self.attention, self.shape, is_planned="padding_free" in cfg.planned, **cfg.values(should_flatten))
         self.budget_bytes = .95 * device.gib * 2**30   # bytes available for planning

@@ -21,16 +21,16 @@ from torch.utils._python_dispatch import _disable_current_modes, TorchDispatchMo
 from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.checkpoint import checkpoint
 
+from ..extensions import extension
 from ..config import Config
 from ..batches.layout import BatchLengths, text_config
 from ..batches.states import assume_lengths
-from ..model import experts
 from ..model.attention import assume_documents
 from ..model.loss import backbone, causal_lm, Head, language_model
 from ..model.load import quantization, quiet
 from ..model.checkpointing import (
     checkpoint_parts, CopyStream, dense_strides, offload_saved_tensors, OnDevice, recompute_layers, recompute_parts)
-from ..model.kernels import fuse_pointwise
+from ..model.precision import kernels_for
 from .memory import skeleton, weights_for_dora
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #si1scra01
@@ -143,8 +143,8 @@ def _grouped_products():
         return [each + (i < more) for i in range(n)], torch.empty(n, dtype=torch.int32)
     def unpacked(module, name, first, last):
         return torch.empty(last - first, *module.packed[name][1:], dtype=module.packed_dtype)
-    replaced = {(moe, "_grouped_mm"): product, (experts, "rows_per_expert"): even_rows,
-                (experts, "unpack_experts"): unpacked}
+    replaced, experts = {(moe, "_grouped_mm"): product}, extension("weights")
+    if experts: replaced |= {(experts, "rows_per_expert"): even_rows, (experts, "unpack_experts"): unpacked}
     whole = {place: getattr(*place) for place in replaced}
     for place, function in replaced.items(): setattr(*place, function)
     try: yield
@@ -432,7 +432,8 @@ def footprint(
     few = 3 if n >= 4 and len(sizes) == 1 and not counts_twice else None   # if all layers are alike
     def simulate_step(how:Pass)->Step:
         model = skeleton(cfg, tokenizer, layers=few, attention=how.attention, dtype=how.dtype)
-        if how.kind == "cuda" and cfg.kernels == "auto": fuse_pointwise(model)   # as `use_kernels` does
+        kernels = kernels_for(cfg.kernels) if how.kind == "cuda" and cfg.kernels == "auto" else None
+        if kernels is not None: kernels.fuse_pointwise(model)   # as `use_kernels` does
         return simulate(model, batch, how)
     try: step = simulate_step(how)
     except (DataDependentOutputException, DynamicOutputShapeException):   # the model branches on values

@@ -12,7 +12,7 @@ import torch
 
 from ..batches.layout import BatchLengths, text_config
 from ..model.hardware import Device
-from ..model.experts import count_active_experts, count_experts, expert_parameters, packed_experts
+from ..model.experts import count_active_experts, count_experts, expert_parameters
 from ..model.loss import causal_lm
 from ..model.checkpointing import parts_of
 
@@ -48,7 +48,7 @@ def facts_of(
     for layer in getattr(text, "per_layer_config", None) or (text,):
         heads = getattr(layer, "num_attention_heads", 0)
         width.append(heads * (getattr(layer, "head_dim", None) or layer.hidden_size // max(heads, 1)))
-    packed = sum(shape.numel() for m in packed_experts(inner).values() for shape in m.packed.values())
+    packed = sum(shape.numel() for m in inner.modules() for shape in getattr(m, "packed", {}).values())
     experts = packed or sum(p.numel() for p in expert_parameters(inner).values())
     met = experts * count_active_experts(text) // max(count_experts(text), 1)   # a token uses only some of them
     return SpeedFacts(

@@ -19,6 +19,7 @@ from transformers import AutoConfig
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import cached_file
 
+from ..extensions import extension
 from ..files import atomic_folder
 from ..progress import log
 from sft_nb.report import (
@@ -32,7 +33,6 @@ from ..tokens.conversations import conversation
 from ..tokens.prepare import missing_rows_are_of_the_run, read_kept
 from ..batches.layout import eval_mode
 from ..model.adapter import check_trained, read_adapter, text_path
-from ..model.experts import restore_experts
 from ..model.hardware import free_memory, is_out_of_memory
 from ..model.load import auto_class, load_base, quiet
 from ..model.generate import generate
@@ -254,7 +254,7 @@ def dequantise(
         if layer.bias is not None: plain.bias = layer.bias
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, plain.cpu() if to_host else plain)
-    restore_experts(model, dtype)
+    if experts := extension("weights"): experts.restore_experts(model, dtype)
     model.config.__dict__.pop("quantization_config", None)
     for flag in _QUANTISED: model.__dict__.pop(flag, None)
     return model.cpu() if to_host else model

@@ -30,7 +30,7 @@ from ..settings import settings_with
 from ..model.hardware import find_hardware
 from ..model.load import check_quantization
 from ..model.parallelism import check_division, deepspeed_config
-from ..model.kernels import check_kernels
+from ..model.precision import kernels_for
 from ..model.trl_trainer import OneGpuConfig
 from ..optimizer import (
     AFTER_EVALUATION, optimizer_name, OPTIMIZER_PACKAGES, optimizer_options, schedule_arguments)
@@ -148,7 +148,8 @@ def check_settings(cfg:Config)->None:
     _check_optimizer(cfg)
     check_quantization(cfg.method, cfg.load_in_8bit)
     check_division(cfg)
-    check_kernels(cfg.kernels)
+    kernels = kernels_for(cfg.kernels)
+    if kernels is not None: kernels.check_kernels(cfg.kernels)
 
 # %% ../../nbs/11_training/00_arguments.ipynb #223b7f35
 _ALWAYS = dict(disable_tqdm=True, logging_first_step=True, logging_nan_inf_filter=False,

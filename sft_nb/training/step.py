@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['StepInProgress', 'TokenCounts', 'SkippedSteps', 'describe_micro_batch', 'describe_rows', 'non_finite_fix',
-           'save_trained_only', 'CheckedDeepSpeedEngine', 'check_deepspeed_steps', 'ShardedTrainerMixin',
+           'save_trained_only', 'CheckedDeepSpeedEngine', 'check_deepspeed_steps', 'ConfiguredOptimizerMixin',
            'read_log_state', 'without_model_card']
 
 # %% ../../nbs/11_training/03_step.ipynb #c45549fd
 import json
 from collections.abc import Callable
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,6 @@ import torch
 from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
 
 from ..report import ConfigError, Fix, pluralise, edit
-from ..model.fsdp import shard, whole_weights, whole_when_saved
 from ..optimizer import create_optimizer, make_schedule
 
 # %% ../../nbs/11_training/03_step.ipynb #t4000007
@@ -43,7 +42,7 @@ class TokenCounts:
     def __len__(self): return len(self.kept)
 
     def add(self, training:bool, counts:torch.Tensor)->None:
-        "Add a micro-batch's counts: tokens predicted right, supervised, and in all: shape (3)"
+        "Of a micro-batch: was it for training? How many are right, supervised, and there at all: shape (3)"
         self.kept.append((training, counts))
 
     def cut(self, n:int)->None:
@@ -53,7 +52,7 @@ class TokenCounts:
     def read(self,
         add_up:Callable=lambda counts: counts,   # over processes
     )->list[tuple[bool,list[int]]]:
-        "Counts since the last call; this waits for the device"
+        "All since the last time; this waits for the device"
         if not self.kept: return []
         modes, counts = zip(*self.kept)
         self.kept = []
@@ -76,7 +75,7 @@ class SkippedSteps:
         self.since_line += 1
         self.in_a_row += 1
 
-    def rescale_loss(self,
+    def corrected(self,
         logs:dict,   # a log line; its loss is a mean over all steps since the last, including skipped ones
         steps:int,   # so far
     )->dict:
@@ -88,7 +87,7 @@ class SkippedSteps:
 
     def without_skipped(self, logs:dict, steps:int)->dict:
         "A line of the log, corrected; the next one begins here"
-        logs = self.rescale_loss(logs, steps)
+        logs = self.corrected(logs, steps)
         if "learning_rate" not in logs: return logs   # not a line of the training
         self.since_line, self.last_line = 0, steps
         return logs | (dict(skipped_steps=self.total) if self.total else {})
@@ -140,42 +139,35 @@ class CheckedDeepSpeedEngine(DeepSpeedEngineWrapper):
     "accelerate's DeepSpeed engine, with a check between backward pass and step"
     def __init__(self,
         engine,          # DeepSpeed's
-        check_step:Callable,   # called with whether the gradient is finite in all processes, and the micro-batch's loss
+        look:Callable,   # called with whether the gradient is finite in all processes, and with the micro-batch's loss
     ):
         super().__init__(engine)
-        self.check_step = check_step
+        self.look = look
 
     def backward(self, loss, sync_gradients=True, **kwargs):
         self.engine.set_gradient_accumulation_boundary(is_boundary=sync_gradients)
         self.engine.backward(loss, **kwargs)
         if not sync_gradients: return
-        self.check_step(not self.engine.optimizer.has_overflow(), loss.detach())
+        self.look(not self.engine.optimizer.has_overflow(), loss.detach())
         self.engine.step()
 
 def check_deepspeed_steps(trainer)->None:
     "Refuse what is not finite before DeepSpeed takes the step, and save what is trained; called when training begins"
     if not trainer.is_deepspeed_enabled: return
     if hasattr(trainer.model, "peft_config"): save_trained_only(trainer.deepspeed)
-    def check_step(fine, loss):
+    def look(fine, loss):
         if fine: return
         trainer.step.losses.append(loss)
         raise trainer.non_finite_error()
-    trainer.accelerator.deepspeed_engine_wrapped = CheckedDeepSpeedEngine(trainer.deepspeed, check_step)
+    trainer.accelerator.deepspeed_engine_wrapped = CheckedDeepSpeedEngine(trainer.deepspeed, look)
 
 # %% ../../nbs/11_training/03_step.ipynb #6a7f8f15
-class ShardedTrainerMixin:
-    "Adapt a `Trainer` to FSDP2 and DeepSpeed; must precede the trainer among the base classes"
-    @property
-    def divides(self)->bool: return self.bench.cfg.fsdp
-
+class ConfiguredOptimizerMixin:
+    "Optimiser and schedule of a `Trainer` as configured; must precede the trainer among the base classes"
     def create_optimizer(self, model=None)->torch.optim.Optimizer:
-        "Weights are sharded first; ConfigError for an optimiser that cannot be created"
-        if self.divides:
-            shard(self.model, self.args.device.type)
-            self.is_distributed_loading_by_transformers = True   # it owns its weights, and accelerate wraps nothing
-        made = create_optimizer(lambda: super(ShardedTrainerMixin, self).create_optimizer(model), self.bench.cfg.optim)
-        if self.divides: whole_when_saved(self.optimizer)
-        return made
+        "ConfigError for an optimiser that cannot be created"
+        theirs = super().create_optimizer
+        return create_optimizer(lambda: theirs(model), self.bench.cfg.optim)
 
     def create_scheduler(self, num_training_steps, optimizer=None):
         "The configured schedule; DeepSpeed's optimiser is not one of torch's, but wraps one"
@@ -194,31 +186,13 @@ class ShardedTrainerMixin:
                               "steps after the warm-up", edit(warmup_steps=0) | edit(lr_scheduler_type="linear")) from e
         return self.lr_scheduler
 
-    def save_model(self, output_dir=None, **kwargs)->None:
-        if not self.divides: return super().save_model(output_dir, **kwargs)
-        weights = whole_weights(self.model)
-        if self.args.should_save: self._save(output_dir, state_dict=weights)
-
-    def _save_optimizer_and_scheduler(self, output_dir)->None:
-        if self.divides and not self.args.should_save: self.optimizer.state_dict()   # takes part without writing
-        super()._save_optimizer_and_scheduler(output_dir)
-
-    def _defer_fsdp_gradient_reduction(self): return nullcontext()   # unsharded gradients would not fit
-
-    def _load_optimizer_and_scheduler(self, checkpoint)->None:
-        "Memory-map the full state: a GPU cannot hold it, nor host memory twice"
-        if not self.divides or checkpoint is None: return super()._load_optimizer_and_scheduler(checkpoint)
-        for name, what in (("optimizer", self.optimizer), ("scheduler", self.lr_scheduler)):
-            saved = torch.load(Path(checkpoint)/f"{name}.pt", map_location="cpu", mmap=True, weights_only=True)
-            what.load_state_dict(saved)
-
 # %% ../../nbs/11_training/03_step.ipynb #744bb626
 def read_log_state(
     checkpoint:Path,
     rank:int,
     processes:int,   # processes that resume from it
 )->dict|None:
-    "The logging state of a process, or the mean of all if the number of processes has changed; None without a file"
+    "The logging state of a process, or the mean of all if the number of processes has changed; None if there is none"
     files = [checkpoint/f"meters-{k}.json" for k in range(len([*checkpoint.glob("meters-*.json")]))]
     saved = [json.loads(file.read_text()) for file in files]
     if len(saved) == processes: return saved[rank]

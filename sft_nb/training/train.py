@@ -14,6 +14,7 @@ from io import BytesIO
 from pathlib import Path
 
 from ..installation import load_libraries
+from ..extensions import need_extension
 from ..files import read_json_object, remove_temporaries, write_atomically
 from ..bases import describe_base
 from ..credentials import load_env_files
@@ -28,7 +29,7 @@ from ..tokens.prepare import missing_rows_are_of_the_run
 from ..model.adapter import base_name, lora_reach, name_base, text_path
 from ..model.parallelism import check_several
 from ..model.hardware import is_out_of_memory
-from ..model.kernels import in_one_product
+from ..model.precision import kernels_for
 from ..model.load import broken_weights, quiet
 from ..planning.plan import Plan
 from ..workbench import Workbench, workbench_for
@@ -155,15 +156,18 @@ def build_trainer(
         if reach is not None: log(f"sft_nb: {reach}")
 
     guards, recorder = Guards(bench, run, stop), Recorder(run, bench.data)
-    trainer = SupervisedTrainer(bench, run, guards=guards, recorder=recorder, stop=stop, checkpoint=checkpoint)
+    kind = SupervisedTrainer
+    if bench.cfg.fsdp: kind = need_extension("parallelism", "fsdp").sharded(kind)
+    trainer = kind(bench, run, guards=guards, recorder=recorder, stop=stop, checkpoint=checkpoint)
     if is_main:
         if why := trainer.why_balanced:
             share = f"{trainer.balance_weight:g} of the routers' load-balancing loss"
             log(f"sft_nb: the loss of a step has {share} ({why})")
+        kernels = kernels_for(bench.cfg.kernels)
         write_json(run.path/"trainer.json", dict(
             attention=bench.model.config._attn_implementation or "", rows=bench.layout.name,
             processes=trainer.accelerator.num_processes, loss="sft_nb" if trainer.supervised else "trl",
-            one_product=in_one_product(bench.model)))
+            one_product=0 if kernels is None else kernels.in_one_product(bench.model)))
     return trainer
 
 # %% ../../nbs/11_training/05_train.ipynb #4366afd9

@@ -29,7 +29,7 @@ from ..model.load import broken_weights, quiet
 from ..model.loss import causal_lm
 from ..model.precision import preserve_dtypes
 from ..model.checkpointing import offload_saved_tensors, save_memory
-from ..model.sequence_parallel import in_shares, own_tokens
+from ..model.parallelism import sharing_of
 from ..model.trl_trainer import undo_trl_changes
 from ..workbench import Workbench
 from ..optimizer import follow_schedule
@@ -40,8 +40,8 @@ from .arguments import training_arguments
 from .guards import Guards, all_finite, split_rows, non_finite_rows, trained_parts
 from .recorder import agree_across_ranks, early_stopping, Recorder, saves_better_loss, StopRequest
 from .step import (
-    check_deepspeed_steps, describe_micro_batch, describe_rows, non_finite_fix, read_log_state, ShardedTrainerMixin,
-    SkippedSteps, StepInProgress, TokenCounts, without_model_card)
+    check_deepspeed_steps, ConfiguredOptimizerMixin, describe_micro_batch, describe_rows, non_finite_fix,
+    read_log_state, SkippedSteps, StepInProgress, TokenCounts, without_model_card)
 
 # %% ../../nbs/11_training/04_trainer.ipynb #t4000004
 PARENTS_NAMES = dict(
@@ -76,7 +76,7 @@ class _TrainerHooks(TrainerCallback):
         if better and saves_better_loss(self.trainer.run): control.should_save = True
         return control
 
-class SupervisedTrainer(ShardedTrainerMixin, SFTTrainer):
+class SupervisedTrainer(ConfiguredOptimizerMixin, SFTTrainer):
     "TRL's trainer on a workbench: our loss, our batches, a check of each step, and atomic checkpoints"
     def __init__(self,
         bench:Workbench,
@@ -111,7 +111,8 @@ class SupervisedTrainer(ShardedTrainerMixin, SFTTrainer):
         offloads = self.bench.cfg.activation_offloading is True
         self.offloading = offload_saved_tensors(self.model) if offloads else nullcontext()
         self.sharing = self.bench.cfg.sequence_parallel_size   # processes that share each row
-        self.data_collator = in_shares(self.data_collator, self.sharing, supervised=self.supervised)
+        if sharing := sharing_of(self.sharing):
+            self.data_collator = sharing.share_rows(self.data_collator, self.sharing, supervised=self.supervised)
         if self.supervised: self.data_collator = CollatorWithPositions(self.data_collator)
         self.flops_per_token = super().floating_point_ops(dict(input_ids=torch.zeros(1)))
     def create_model_card(self, *args, **kwargs): pass   # mostly empty, and might be published
@@ -141,7 +142,9 @@ def compute_loss(self:SupervisedTrainer, model, inputs, return_outputs=False, nu
 def count_tokens(self:SupervisedTrainer, out, inputs)->None:
     "Tokens and their accuracy, kept on the device"
     if "attention_mask" in inputs: tokens = inputs["attention_mask"].sum()
-    else: tokens = torch.full((), own_tokens(inputs), device=out.loss.device)
+    else:   # without those that fill a share
+        tokens = inputs["share"].tokens if "share" in inputs else inputs["input_ids"].numel()
+        tokens = torch.full((), tokens, device=out.loss.device)
     self.counted.add(self.model.training, torch.stack([out.n_correct, out.n_tokens, tokens]))
 
 @patch

@@ -51,7 +51,7 @@ def small(kind:str):
 
 
 def compared(kind:str)->dict:
-    from sft_nb.model.kernels import use_liger
+    from sft_nb.extras.kernels import use_liger
     m = small(kind)
     want = out(m)
     used = use_liger(m)
@@ -66,7 +66,7 @@ def as_a_run_has_it()->dict:
     "The tiny model with an adapter and checkpointing"
     from sft_nb.config import load_config
     from sft_nb.model.adapter import load_model
-    from sft_nb.model.kernels import fuse_lora, use_liger
+    from sft_nb.extras.kernels import fuse_lora, use_liger
     from sft_nb.model.checkpointing import recompute_layers
     from sft_nb.tokens.tokenizer import load_tokenizer
     cfg = load_config(kernels="none", method="lora", dtype="float32")

@@ -9,7 +9,8 @@ from sft_nb.batches.collate import DataCollatorFlattening
 from sft_nb.config import load_config
 from sft_nb.model import attention
 from sft_nb.model.adapter import load_model, spare_casts
-from sft_nb.model.kernels import compile_layers, use_kernels
+from sft_nb.extras.kernels import compile_layers
+from sft_nb.model.precision import use_kernels
 from sft_nb.model.loss import add_supervised_loss
 from sft_nb.report import ConfigError
 

@@ -2,6 +2,7 @@
 import copy
 import re
 import shutil
+import sys
 
 import pytest
 import torch
@@ -13,9 +14,11 @@ from transformers import AutoModelForCausalLM
 from sft_nb.batches.collate import DataCollatorForCausalLM
 from sft_nb.checks.model import check_packed, check_reach
 from sft_nb.config import load_config
+from sft_nb.extensions import extension
 from sft_nb.model.adapter import add_adapter, lora_reach, read_adapter, targets_as_named
-from sft_nb.model import experts
-from sft_nb.model.experts import balance_loss_of, balance_weight, expert_parameters, packed_experts, restore_experts
+from sft_nb.extras import packed_experts as experts
+from sft_nb.extras.packed_experts import packed_experts, restore_experts
+from sft_nb.model.experts import balance_loss_of, balance_weight, expert_parameters
 from sft_nb.model.load import auto_class, load_base, quiet
 from sft_nb.model.loss import add_supervised_loss
 from sft_nb.model.own_model import read_lora_settings
@@ -282,6 +285,30 @@ def test_routers_stay_as_they_are_in_4_bits(tokenizer, tmp_path):
     packed, cfg = in_4_bits(tmp_path, tokenizer, "longcat_flash")
     assert packed.model.layers[0].mlp.router.classifier.weight.dtype == torch.float32
     scores(add_adapter(packed, tokenizer, cfg))
+
+
+@pytest.fixture
+def no_extras(monkeypatch):
+    "As if the folder were not there"
+    monkeypatch.setitem(sys.modules, "sft_nb.extras", None)
+    extension.cache_clear()
+    yield
+    monkeypatch.undo()
+    extension.cache_clear()
+
+
+def test_without_the_extras_experts_stay_in_16_bits_and_routers_too(no_extras, tokenizer, tmp_path):
+    plain, cfg = in_4_bits(tmp_path/"base", tokenizer, "qwen3_moe")
+    found = check_packed(plain, cfg)
+    assert found.status == "warn" and found.says.endswith("sft_nb.extras, which packs experts, is missing")
+    layer = plain.model.layers[0]
+    assert layer.self_attn.q_proj.weight.dtype == torch.uint8 and layer.mlp.gate.weight.dtype == torch.float32
+    model = add_adapter(plain, tokenizer, cfg).eval()
+    for name, p in model.named_parameters():
+        if "lora_B" in name: torch.nn.init.normal_(p, std=.05)
+    model.save_pretrained(tmp_path/"adapter")
+    again = read_adapter(in_4_bits(tmp_path/"base", tokenizer, "qwen3_moe")[0], tmp_path/"adapter").eval()
+    assert torch.equal(scores(again), scores(model))
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])

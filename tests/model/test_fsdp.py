@@ -10,12 +10,12 @@ from shapes import SHAPES, model
 from torch.multiprocessing.spawn import start_processes
 
 from sft_nb.config import load_config
-from sft_nb.model.kernels import compile_layers, fuse_lora
+from sft_nb.extras.kernels import compile_layers, fuse_lora
 from sft_nb.model.loss import add_supervised_loss
 from sft_nb.model.checkpointing import recompute_layers, recompute_parts
-from sft_nb.model.fsdp import own_part, shard, whole_weights, whole_when_saved
+from sft_nb.extras.fsdp import shard, whole_weights, whole_when_saved
 from sft_nb.planning.plan import plan
-from sft_nb.training.guards import all_finite, weight_norms
+from sft_nb.training.guards import all_finite, own_part, weight_norms
 
 STILL = dict(gpt2=dict(resid_pdrop=0., embd_pdrop=0., attn_pdrop=0.))
 CASES = {kind: dict(kind=kind, method="full", **STILL.get(kind, {})) for kind in SHAPES}

@@ -8,10 +8,11 @@ from peft import LoraConfig, get_peft_model
 from shapes import SHAPES, model
 
 from sft_nb.config import load_config
-from sft_nb.model import kernels
+from sft_nb.extras import kernels
 from sft_nb.model.adapter import load_model, spare_casts
-from sft_nb.model.kernels import fuse_gates, fuse_lora, fuse_norms, fuse_rotary, use_kernels
+from sft_nb.extras.kernels import fuse_gates, fuse_lora, fuse_norms, fuse_rotary
 from sft_nb.model.loss import causal_lm
+from sft_nb.model.precision import swap_forward, use_kernels
 
 IDS = torch.randint(3, 768, (2, 19), generator=torch.Generator().manual_seed(1))
 
@@ -397,7 +398,7 @@ def test_what_somebody_put_into_an_attention_stays(monkeypatch):
     assert len(called) == 2
     m = model("qwen3").train()
     want = out(m)
-    repairs = [fuse_rotary(m), kernels.swap_forward(attentions_of(m), lambda self, *a, **k: type(self).forward(
+    repairs = [fuse_rotary(m), swap_forward(attentions_of(m), lambda self, *a, **k: type(self).forward(
         self, *a, **k), "on top"), fuse_gates(m)]
     for repair in reversed(repairs): repair.undo()
     assert torch.equal(out(m)[0], want[0]) and not any("forward" in vars(x) for x in m.modules())

@@ -16,9 +16,9 @@ from shapes import model
 from torch import nn
 
 from sft_nb.config import load_config
-from sft_nb.model import kernels
+from sft_nb.extras import kernels
 from sft_nb.model.adapter import load_model
-from sft_nb.model.kernels import check_kernels, use_liger
+from sft_nb.extras.kernels import check_kernels, use_liger
 from sft_nb.model.checkpointing import recompute_parts
 from sft_nb.report import ConfigError
 from sft_nb.training.arguments import check_settings

@@ -14,7 +14,7 @@ from sft_nb.config import load_config
 from sft_nb.model.attention import choose_attention
 from sft_nb.model.loss import add_supervised_loss
 from sft_nb.model.checkpointing import recompute_layers
-from sft_nb.model.sequence_parallel import in_shares, own_tokens
+from sft_nb.extras.sequence_parallel import in_shares
 from sft_nb.planning import search
 from sft_nb.planning.plan import plan
 from sft_nb.report import ConfigError
@@ -44,7 +44,8 @@ def computed(collate, kind:str, again=None, **more)->list:
     batch = CollatorWithPositions(collate)(rows())
     out = m(**batch, supervised=True)
     out.loss.backward()
-    counts = [torch.tensor(float(n)) for n in (out.n_tokens, out.n_correct, own_tokens(batch))]
+    tokens = batch["share"].tokens if "share" in batch else batch["input_ids"].numel()
+    counts = [torch.tensor(float(n)) for n in (out.n_tokens, out.n_correct, tokens)]
     found = [out.loss.detach(), *counts, *(p.grad for p in m.parameters() if p.requires_grad)]
     if dist.is_initialized():
         for t in found: dist.all_reduce(t)

@@ -17,7 +17,7 @@ from packaging.version import Version
 from safetensors.torch import load_file
 
 from sft_nb.config import load_config, save_config
-from sft_nb.model import parallelism as division
+from sft_nb.extras import sharding as division
 from sft_nb.report import ConfigError
 from sft_nb.runs.directory import Run
 from sft_nb.training.arguments import training_arguments
