@@ -19,7 +19,7 @@ test: $(READY)          ## ruff is clean, generated code equals notebooks, noteb
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/test_notebooks.py
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -q -n 2 --dist worksteal
 
-run: $(READY)           ## a notebook from top to bottom, with its outputs: make run NB=nbs/01_config.ipynb
+run: $(READY)           ## a notebook from top to bottom, with its outputs: make run NB=nbs/01_config/04_load.ipynb
 	$(BIN)/python scripts/run_notebook.py $(NB)
 
 quick: $(READY)         ## before a commit: style, layers, and the tests and notebooks of what changed

@@ -19,7 +19,7 @@ def main():
     from transformers import DataCollatorForSeq2Seq
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
     from sft_nb.batches.collate import DataCollatorFlattening, DataCollatorForCausalLM
-    from sft_nb.config import load_config
+    from sft_nb.config.load import load_config
     from sft_nb.tokens.tokenizer import load_tokenizer
     tok = load_tokenizer(load_config())
     rng = np.random.default_rng(0)

@@ -13,7 +13,7 @@ from common import save
 
 def measure(seed:int, folder:str)->dict:
     "Train and score the demo with one seed"
-    from sft_nb.config import load_config
+    from sft_nb.config.load import load_config
     from sft_nb.tokens.prepare import prepare
     from sft_nb.evaluation.evaluate import evaluate
     from sft_nb.training.train import train

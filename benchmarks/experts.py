@@ -15,7 +15,7 @@ from common import HERE, processor
 from transformers import AutoConfig
 
 from sft_nb.batches.layout import BatchLengths
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.model.adapter import load_model
 from sft_nb.model.attention import assume_documents
 from sft_nb.model.loss import Head, backbone, causal_lm, language_model

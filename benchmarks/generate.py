@@ -16,7 +16,7 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig, StoppingCriteria
 
 from common import alternating, median_rate, save
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.batches.layout import eval_mode
 from sft_nb.model.generate import Decoder, left_pad
 from sft_nb.model.load import load_base

@@ -13,7 +13,7 @@ from common import save
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from sft_nb.batches.layout import choose_layout
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.model.attention import choose_attention
 from sft_nb.model.load import quiet
 from sft_nb.model.loss import add_supervised_loss, batch_loss

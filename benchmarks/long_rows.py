@@ -23,7 +23,7 @@ WAYS = {   # name -> what is kept, computed in parts, offloaded
 
 def planner(folder:str, tokens:int, card:str):
     from transformers import AutoConfig
-    from sft_nb.config import load_config
+    from sft_nb.config.load import load_config
     from sft_nb.model.hardware import find_device
     from sft_nb.planning.search import Planner, RowLengths
     from sft_nb.tokens.tokenizer import load_tokenizer

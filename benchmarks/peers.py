@@ -40,7 +40,7 @@ TOOLS = dict(expert=("sft_nb", "trl", "plain"), defaults=("sft_nb", "trl", "trl_
 
 
 def config(a:dict, **settings):
-    from sft_nb.config import load_config
+    from sft_nb.config.load import load_config
     return load_config(model="smollm2", seed=a["seed"], runs_dir=a["folder"] + "/runs", **settings)
 
 
@@ -220,7 +220,7 @@ def score_one(a:dict, path:str|None)->dict:
 
 def base_folder()->str:
     "The folder of the base, which all tools load"
-    from sft_nb.bases import choose_base, dequantised
+    from sft_nb.config.bases import choose_base, dequantised
     name = choose_base("smollm2")
     return str(dequantised(name) or name)
 

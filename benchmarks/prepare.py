@@ -60,7 +60,7 @@ def qwen3()->dict:
 
 def compare(name:str, times:int, with_trl:bool=True)->dict:
     import datasets
-    from sft_nb.config import load_config
+    from sft_nb.config.load import load_config
     from sft_nb.tokens.prepare import prepare
     from sft_nb.tokens.tokenizer import load_tokenizer
     datasets.disable_caching()
@@ -90,7 +90,7 @@ def compare(name:str, times:int, with_trl:bool=True)->dict:
 
 def grow(n:int)->dict:
     "Prepare `n` generated rows in this process: seconds, and peak memory over what the process had before"
-    from sft_nb.config import load_config
+    from sft_nb.config.load import load_config
     from sft_nb.tokens.prepare import prepare
     from sft_nb.tokens.tokenizer import load_tokenizer
     cfg = load_config(**qwen3(), cache_dir=tempfile.mkdtemp())

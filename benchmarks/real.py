@@ -96,7 +96,7 @@ JOBS = {
 
 def config_of(name:str, seed:int, folder:str, changes:dict):
     "The config of a job, with its rows in files: three checkpoints, and what is not listed at its default"
-    from sft_nb.config import load_config
+    from sft_nb.config.load import load_config
     settings = dict(save_steps=1 / 3, save_total_limit=3) | JOBS[name].settings | changes
     for part, rows in zip(("train", "eval"), JOBS[name].rows()):
         file = Path(folder)/f"{name}_{part}.jsonl"
@@ -108,7 +108,7 @@ def config_of(name:str, seed:int, folder:str, changes:dict):
 def train_job(name:str, seed:int, folder:str, changes:dict)->dict:
     "Train; memory and times of this process"
     from sft_nb.tokens.prepare import prepare
-    from sft_nb.files import read_json
+    from sft_nb.base.files import read_json
     from sft_nb.training.train import train
     cfg = config_of(name, seed, folder, changes)
     data = prepare(cfg)
@@ -164,7 +164,7 @@ def in_own_process(call:Callable, *given):
 
 def measure(name:str, seed:int, folder:str, changes:dict)->dict:
     "Train and score one job with one seed"
-    from sft_nb.bases import describe_base
+    from sft_nb.config.bases import describe_base
     trained = in_own_process(train_job, name, seed, folder, changes)
     path = trained.pop("path")
     return dict(job=name, seed=seed, settings=JOBS[name].settings | changes,
@@ -181,7 +181,7 @@ def train_with_whole_preflight(name:str, seed:int, folder:str, changes:dict)->di
 
 def measure_memory(name:str, seed:int, folder:str, changes:dict)->dict:
     "Train one job for few steps: the plan by part, and the most that the process held"
-    from sft_nb.files import read_json
+    from sft_nb.base.files import read_json
     changes = dict(max_steps=1, save_steps=1) | changes
     trained = in_own_process(train_with_whole_preflight, name, seed, folder, changes)
     plan = read_json(Path(trained["path"])/"plan.json")

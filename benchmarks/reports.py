@@ -70,7 +70,7 @@ HEADS = dict(share_supervised="learned", p95="95%", duplicates="twice")
 def report(name:str, tokenizer, max_length:int)->dict:
     "The figures of one set"
     import numpy as np
-    from sft_nb.config import load_config
+    from sft_nb.config.load import load_config
     from sft_nb.tokens.prepare import prepare
     data = prepare(load_config(eval_samples=0, max_length=max_length), tokenizer, train=SETS[name]())
     n, s = data.train.lengths, data.train
@@ -89,7 +89,7 @@ def main():
     p.add_argument("--max-length", type=int, default=40_000)
     p.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     a = p.parse_args()
-    from sft_nb.config import load_config
+    from sft_nb.config.load import load_config
     from sft_nb.tokens.tokenizer import load_tokenizer
     rows = []
     for name, (folder, chat) in TOKENIZERS.items():

@@ -193,7 +193,7 @@ def whole(cfg, tokenizer, batch, how, card:Card, layers:int, kernels:str)->dict[
 def table(a)->dict:
     from transformers import AutoConfig
     from sft_nb.batches.layout import BatchLengths
-    from sft_nb.config import load_config
+    from sft_nb.config.load import load_config
     from sft_nb.model.hardware import find_device
     from sft_nb.planning.simulate import Pass
     from sft_nb.tokens.tokenizer import load_tokenizer

@@ -144,7 +144,7 @@ def timed(trainer):
 
 def prepared(a, folder:str, grouped:bool=True):
     "The config and its rows: those of a batch of `group_by_length`, or the first ones; the model is made if need be"
-    from sft_nb.config import load_config
+    from sft_nb.config.load import load_config
     from sft_nb.tokens.prepare import prepare
     cfg = load_config(**settings(a, folder, shared("data/gsm8k/train.jsonl"), 64 if grouped else a.rows))
     if not Path(cfg.model).exists(): make_model(a.shape, cfg.model)

@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from sft_nb.batches.collate import CollatorWithPositions, DataCollatorFlattening
 from sft_nb.batches.layout import eval_mode
-from sft_nb.config import Config, load_config
+from sft_nb.config.load import Config, load_config
 from sft_nb.model.adapter import add_adapter
 from sft_nb.model.attention import register_varlen
 from sft_nb.model.checkpointing import OnDevice, OnHost, offload_saved_tensors, recompute_layers

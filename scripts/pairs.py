@@ -164,7 +164,7 @@ def trained(cfg):
 
 def ended(run):
     "Wait for a launched run to end; `SftError` with its reason if it failed"
-    from sft_nb.report import SftError
+    from sft_nb.base.report import SftError
     run.wait()
     if run.status.state != "failed": return run
     raise SftError(run.name, run.status.reason, "a run that ends", run.status.fix)
@@ -210,7 +210,7 @@ def look(folder:Path, settings:dict)->str:
 
 def attempt(settings:dict)->dict:
     "The outcome: trained, refused before a run was created, or failed; with the message and its origin"
-    from sft_nb.report import SftError
+    from sft_nb.base.report import SftError
     began, by = time.monotonic(), ""
     with tempfile.TemporaryDirectory(prefix="sft_nb-pairs-") as folder:
         runs = Path(folder)/"runs"

@@ -1,6 +1,6 @@
 """Run notebooks from top to bottom and keep their outputs, as they are committed.
 
-    python scripts/run_notebook.py nbs/01_config.ipynb ...
+    python scripts/run_notebook.py nbs/01_config/04_load.ipynb ...
 
 Kept is what a page shows. Removed are the state of widgets (panels keep a picture in their output), displays that
 ended empty, such as a progress bar's, and what libraries write about themselves. Paths of this machine become those of

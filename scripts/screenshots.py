@@ -65,7 +65,7 @@ def show_panel(page, panel, theme:str="light")->None:
 @contextmanager
 def running(folder:Path, finished):
     "A run that appears to be training in another process, with the first metrics of a finished run"
-    from sft_nb.config import load_config
+    from sft_nb.config.load import load_config
     from sft_nb.runs.directory import create_run
     run = create_run(load_config("demo", runs_dir=str(folder), run_name="running"), state="running")
     lines = (finished.path/"metrics.jsonl").read_text().splitlines()
@@ -75,7 +75,7 @@ def running(folder:Path, finished):
 
 def train_demo(folder:Path):
     "A run with four checkpoints and their scores"
-    from sft_nb.config import load_config
+    from sft_nb.config.load import load_config
     from sft_nb.evaluation.sweep import sweep
     from sft_nb.training.train import train
     run = train(load_config("demo", runs_dir=str(folder), run_name="demo", max_steps=160, save_steps=40, eval_steps=20,
@@ -107,7 +107,7 @@ def half_written(panel):
 
 def all_panels(run, live, folder:Path)->dict:
     "Name of a panel -> its states, each with a function that creates it"
-    from sft_nb.config import load_config
+    from sft_nb.config.load import load_config
     from sft_nb.panels.batches import BatchPanel
     from sft_nb.panels.evaluation import EvalPanel
     from sft_nb.panels.generation import GenerationPanel
@@ -115,7 +115,7 @@ def all_panels(run, live, folder:Path)->dict:
     from sft_nb.extras.plan_panel import PlanPanel
     from sft_nb.panels.rows import DataPanel
     from sft_nb.panels.run import RunPanel
-    from sft_nb.report import MissingFileError
+    from sft_nb.base.report import MissingFileError
     from sft_nb.runs.directory import create_run
     from sft_nb.tokens.prepare import prepare
     cfg = load_config("demo", max_samples=120, eval_samples=16, padding_free=False, max_length=70, on_long="drop")
@@ -127,7 +127,7 @@ def all_panels(run, live, folder:Path)->dict:
         return panel
 
     def failed_run():
-        from sft_nb.report import edit
+        from sft_nb.base.report import edit
         made = create_run(load_config("demo", runs_dir=str(folder), run_name="failed"), state="running")
         shutil.copy(run.path/"metrics.jsonl", made.path)
         made.set_status("failed", reason="the loss is not a number at step 161", fix=edit(learning_rate=1e-4))

@@ -23,8 +23,8 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
-from sft_nb.config import Config, load_config
-from sft_nb.report import SftError
+from sft_nb.config.load import Config, load_config
+from sft_nb.base.report import SftError
 from sft_nb.runs.directory import Run, can_resume, check_free, create_run
 from sft_nb.runs.process import record_launcher
 from sft_nb.runs.directory import list_runs

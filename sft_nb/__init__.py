@@ -2,17 +2,17 @@ __version__ = "0.1.0"
 
 import logging as _logging
 
-from .before_torch import set_torch_environment as _set_torch_environment
-from .extensions import extension as _extension
-from .installation import check_platform as _check_platform, pause_garbage_collection as _pause_garbage_collection
+from .base.before_torch import set_torch_environment as _set_torch_environment
+from .base.extensions import extension as _extension
+from .base.installation import check_platform as _check_platform, pause_garbage_collection as _pause_garbage_collection
 
 _check_platform()
 _set_torch_environment()
 
 # Public names are handed out when they are first asked for (PEP 562): `import sft_nb` loads no torch.
 _NAMES = {
-    "report": "SftError ConfigError Finding Report",
-    "config": "Config load_config save_config config_names table",
+    "base.report": "SftError ConfigError Finding Report",
+    "config.load": "Config load_config save_config config_names table",
     "rows.readers": "detect",
     "rows.formats": "to_messages",
     "rows.sources": "open_rows read_rows",

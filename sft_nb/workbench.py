@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from fastcore.basics import patch
 
-from .installation import load_libraries
-from .report import ConfigError, SftError
-from .config import as_config, Config
+from .base.installation import load_libraries
+from .base.report import ConfigError, SftError
+from .config.load import as_config, Config
 from .tokens.tokenizer import configure_tokenizer, is_own_tokenizer, load_tokenizer, with_day
 from .tokens.cache import token_inputs
 from .tokens.dataset import Data

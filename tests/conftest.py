@@ -54,7 +54,7 @@ def smollm2_gguf()->Path:
     pytest.importorskip("gguf")
     from filelock import FileLock
     from sft_nb.extras import gguf_bases as bases
-    from sft_nb.report import ConfigError
+    from sft_nb.base.report import ConfigError
     base = bases.PACKAGED["smollm2-q4_1"]
     REAL.mkdir(parents=True, exist_ok=True)
     file = REAL/base.file
@@ -115,7 +115,7 @@ def warm_processes(warm_server, monkeypatch):
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    from sft_nb.config import load_config
+    from sft_nb.config.load import load_config
     from sft_nb.tokens.tokenizer import load_tokenizer
     return load_tokenizer(load_config())
 
@@ -139,7 +139,7 @@ def train_once(tmp_path_factory):
 @pytest.fixture(scope="session")
 def trained(train_once):
     "A short real QLoRA run: 60 steps of the demo"
-    from sft_nb.config import load_config
+    from sft_nb.config.load import load_config
     from sft_nb.training.train import train
     few = dict(max_steps=60, eval_samples=20, save_steps=30, max_samples=600, per_device_train_batch_size=8,
                preflight=False)

@@ -13,8 +13,8 @@ from unittest.mock import patch
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, TrainerCallback
 
-from sft_nb.config import load_config
-from sft_nb.report import Report
+from sft_nb.config.load import load_config
+from sft_nb.base.report import Report
 from sft_nb.runs.directory import Run
 from sft_nb.training import train as training   # the module, not the function
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.proof import prove as proving# the module
 from sft_nb.proof.merge import merge
 from sft_nb.runs.directory import Run

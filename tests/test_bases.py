@@ -19,13 +19,13 @@ from peft import AutoPeftModelForCausalLM   # noqa: E402
 from small_gguf import WORDS, write_gguf   # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer   # noqa: E402
 
-from sft_nb import bases   # noqa: E402
-from sft_nb.bases import choose_base, dequantised, describe_base   # noqa: E402
+from sft_nb.config import bases   # noqa: E402
+from sft_nb.config.bases import choose_base, dequantised, describe_base   # noqa: E402
 from sft_nb.extras import gguf_bases   # noqa: E402
 from sft_nb.extras.gguf_bases import check_gguf, GgufHeader, PackagedBase   # noqa: E402
-from sft_nb.config import load_config   # noqa: E402
+from sft_nb.config.load import load_config   # noqa: E402
 from sft_nb.proof.merge import merge   # noqa: E402
-from sft_nb.report import ConfigError   # noqa: E402
+from sft_nb.base.report import ConfigError   # noqa: E402
 from sft_nb.runs.locate import find_target   # noqa: E402
 from sft_nb.tokens.tokenizer import load_tokenizer   # noqa: E402
 from sft_nb.training.train import train   # noqa: E402
@@ -104,7 +104,7 @@ def test_no_package_and_no_room_are_said(tmp_path, monkeypatch):
 
 def test_a_killed_process_leaves_nothing_and_two_make_it_once(tmp_path):
     file = str(write_gguf(tmp_path/"model.gguf"))
-    code = f"from sft_nb import bases; print(bases.dequantised({file!r}))"
+    code = f"from sft_nb.config import bases; print(bases.dequantised({file!r}))"
     dies = ("import os; from sft_nb.extras import gguf_bases\n"
             f"gguf_bases._scale_positions = lambda *a: os.kill(os.getpid(), 9); {code}")
     killed = subprocess.run([sys.executable, "-c", dies], capture_output=True, text=True)

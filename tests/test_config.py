@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings as how, strategies as st
 
 from conftest import ROOT
-from sft_nb.config import config_names, find_config, load_config, save_config, table
-from sft_nb.report import ConfigError
-from sft_nb.settings import ALIASES, defaults, SETTINGS
+from sft_nb.config.load import config_names, find_config, load_config, save_config, table
+from sft_nb.base.report import ConfigError
+from sft_nb.config.settings import ALIASES, defaults, SETTINGS
 from sft_nb.extras.other_tools import FOREIGN
 
 

@@ -10,9 +10,9 @@ from urllib.parse import quote
 
 import pytest
 
-from sft_nb import credentials
-from sft_nb.credentials import load_env_files, redact, redact_json, RedactingStream
-from sft_nb.report import Report, fail
+from sft_nb.base import credentials
+from sft_nb.base.credentials import load_env_files, redact, redact_json, RedactingStream
+from sft_nb.base.report import Report, fail
 
 
 @pytest.fixture
@@ -171,8 +171,8 @@ def test_short_values_and_passwords_of_connection_strings(monkeypatch):
 
 def test_a_setting_that_is_a_secret_by_its_name(tmp_path):
     "a value of no known shape; settings of other programs are displayed as they were given"
-    from sft_nb.config import load_config, save_config
-    from sft_nb.report import ConfigError
+    from sft_nb.config.load import load_config, save_config
+    from sft_nb.base.report import ConfigError
     given = dict(hub_token="open-sesame", comet_api_key="open-sesame", dataset_kwargs=dict(password=["open-sesame"]))
     cfg = load_config(model="tiny", **given, eos_token="</s>", train_tokens=("<|a|>",))
     saved = save_config(cfg, tmp_path/"config.json").read_text()
@@ -217,7 +217,7 @@ def test_our_own_fields_are_no_free_text(tmp_path, monkeypatch):
 
 
 def test_a_status_is_not_corrupted(tmp_path, monkeypatch):
-    from sft_nb.config import load_config
+    from sft_nb.config.load import load_config
     from sft_nb.runs.directory import create_run
     monkeypatch.setenv("JUPYTER_TOKEN", "finished")
     monkeypatch.setenv("SOME_KEY", "run_name")
@@ -235,8 +235,8 @@ def test_the_command_line_prints_no_secret(tmp_path):
 
 def test_a_secret_that_a_variable_names_is_not_written_into_a_run(tmp_path, monkeypatch):
     "a value of no known shape, in a setting whose name says nothing"
-    from sft_nb.config import load_config
-    from sft_nb.report import ConfigError
+    from sft_nb.config.load import load_config
+    from sft_nb.base.report import ConfigError
     from sft_nb.runs.directory import create_run
     monkeypatch.setenv("MY_SERVICE_PASSWORD", "correct-horse-1")
     monkeypatch.setenv("SORT_KEY", "arithmetic-x")
@@ -250,8 +250,8 @@ def test_a_secret_that_a_variable_names_is_not_written_into_a_run(tmp_path, monk
 @pytest.mark.parametrize("prompt", ["Server=db;Pwd=geheim; be brief", "post to https://hooks.slack.com/services/T0/B0/x1y2z3"])
 def test_a_prompt_with_something_like_a_secret_is_refused(tmp_path, prompt):
     "config.json would keep another prompt than the one that is trained, and evaluation and resuming read it there"
-    from sft_nb.config import load_config
-    from sft_nb.report import ConfigError
+    from sft_nb.config.load import load_config
+    from sft_nb.base.report import ConfigError
     from sft_nb.runs.directory import create_run
     with pytest.raises(ConfigError, match="system_prompt: it seems to contain a secret") as e:
         create_run(load_config("demo", system_prompt=prompt, runs_dir=str(tmp_path)))

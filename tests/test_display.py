@@ -11,8 +11,8 @@ from contextlib import redirect_stdout
 import pytest
 from conftest import ROOT
 
-from sft_nb.display import Html, FAILURE_PAGES, as_html, card_html, cell_text, page_html, failure_page, table_html
-from sft_nb.report import ConfigError, Finding, Report, SftError, edit, ok, skipped, fix_language, warn
+from sft_nb.base.display import Html, FAILURE_PAGES, as_html, card_html, cell_text, page_html, failure_page, table_html
+from sft_nb.base.report import ConfigError, Finding, Report, SftError, edit, ok, skipped, fix_language, warn
 
 HOSTILE = "<script>alert(1)</script> [a](javascript:1) \x1b[2J \u202e gnp.exe"
 TRACE = "Traceback"
@@ -37,7 +37,7 @@ def said(shell, code:str)->str:
     return re.sub(r"\x1b\[[\d;]*m", "", out.getvalue())
 
 
-RAISE = ("from sft_nb.config import load_config\n"
+RAISE = ("from sft_nb.config.load import load_config\n"
          "load_config('demo', lerning_rate=1)")
 
 
@@ -46,26 +46,26 @@ def test_ipython_shows_a_card(shell):
     assert "lerning_rate is not a setting; the nearest is learning_rate" in text and "write learning_rate" in text
     assert "cell, line 2: load_config('demo', lerning_rate=1)" in text
     assert "failures/a_comma_and_a_typo.html" in text
-    assert len(text.splitlines()) < 12 and "config.py" not in text and TRACE not in text
+    assert len(text.splitlines()) < 12 and "load.py" not in text and TRACE not in text
 
 
 @pytest.mark.parametrize("again", ["%tb", "%tb Verbose"])
 def test_the_whole_path_is_there_when_it_is_asked_for(shell, again):
     said(shell, RAISE)
-    assert "config.py" in said(shell, again)
+    assert "load.py" in said(shell, again)
 
 
 def test_raised_anew_it_is_a_card_again(shell):
     "A workbench raises the same error for each part that needs it"
-    said(shell, "from sft_nb.report import SftError\nerror = SftError('rows', 'none is left')")
+    said(shell, "from sft_nb.base.report import SftError\nerror = SftError('rows', 'none is left')")
     for _ in range(2): assert "%tb shows the full traceback" in said(shell, "raise error")
 
 
 def test_verbose_and_the_variable_mean_the_whole_path(shell, monkeypatch):
     monkeypatch.setenv("SFT_NB_TRACEBACK", "1")
-    assert "config.py" in said(shell, RAISE)
+    assert "load.py" in said(shell, RAISE)
     monkeypatch.delenv("SFT_NB_TRACEBACK")
-    assert "config.py" not in said(shell, RAISE)
+    assert "load.py" not in said(shell, RAISE)
 
 
 def test_other_errors_look_as_ever(shell): assert TRACE in said(shell, "1 / 0")
@@ -149,7 +149,7 @@ def test_a_page_can_do_nothing():
 
 @pytest.fixture(scope="module")
 def data():
-    from sft_nb.config import load_config
+    from sft_nb.config.load import load_config
     from sft_nb.tokens.prepare import prepare
     talk = [dict(role="user", content=HOSTILE), dict(role="assistant", content=HOSTILE)]
     rows = [dict(messages=talk), dict(messages=[*talk, *talk, *talk, *talk])]

@@ -5,9 +5,9 @@ import json
 import pytest
 from conftest import ROOT
 
-from sft_nb.config import load_config, table
-from sft_nb.escape import escape_html, escape_controls
-from sft_nb.report import Report, SftError, fail
+from sft_nb.config.load import load_config, table
+from sft_nb.base.escape import escape_html, escape_controls
+from sft_nb.base.report import Report, SftError, fail
 
 EVIL = "<script>alert(1)</script>\x1b[2J\x9b31m\u202egnp\u2066.\u200b"
 HARMS = ("<script", "\x1b", "\x9b", "\u202e", "\u2066", "\u200b")

@@ -29,14 +29,14 @@ def test_one_module_of_the_core_imports_the_extras_and_does_so_when_asked():
         return any(name.split(".")[0] == "extras" for name in imports(path)) or any(
             isinstance(text, str) and re.match(r"(sft_nb)?\.extras\b[\w.]*$", text) for text in strings)
     assert [p.name for p in CORE if p.name != "_modidx.py" and names_them(p)] == ["extensions.py"]
-    tree = ast.parse((ROOT/"sft_nb/extensions.py").read_text())
+    tree = ast.parse((ROOT/"sft_nb/base/extensions.py").read_text())
     assert not any(isinstance(node, ast.Try) for node in tree.body)   # not when it is imported, but in a function
 
 
 CONFIGS = """
 from pathlib import Path
-from sft_nb.config import config_names, load_config, save_config
-from sft_nb.report import ConfigError
+from sft_nb.config.load import config_names, load_config, save_config
+from sft_nb.base.report import ConfigError
 for name in config_names(): load_config(name)
 assert load_config(lr=1e-3, batch_size=2).per_device_train_batch_size == 2
 Path("mine.py").write_text("from sft_nb.configs.default import *\\nlora_rank = 8\\n")
@@ -130,7 +130,7 @@ WITHOUT = """
 import sys
 sys.stderr = sys.stdout
 from sft_nb.cli import main
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.runs.directory import create_run
 run = create_run(load_config("demo", run_name="x"))
 (run.path/"adapter").mkdir()

@@ -8,24 +8,22 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-PARTS = ("before_torch escape display view installation credentials files progress report extensions bases setting "
-         "settings config_files thoughts config rows "
-         "tasks tokens batches model planning workbench optimizer checks runs training evaluation proof panels "
+PARTS = ("base config rows tasks tokens batches model planning workbench checks runs training evaluation proof panels "
          "cli extras").split()
-LIGHT = ("before_torch escape display view installation credentials files progress report extensions bases setting "
-         "settings config_files thoughts config rows tasks tokens runs cli training.launch "
+LIGHT = ("base config rows tasks tokens runs cli training.launch "
          "extras.unread_tools extras.shell_scripts extras.other_tools extras.gguf_bases extras.sharding").split()
 HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes"}
-LISTED = {("tasks.core", "tasks"),       # the files of a folder are listed, nothing in it is imported
-          ("extensions", "extras"),      # the one way to the optional parts, which works without them
-          ("extensions", "panels")}      # and to the panel of a run
+LISTED = {("tasks.core", "tasks"),   # the files of a folder are listed, nothing in it is imported
+          ("base.extensions", "extras"),   # the one way to the optional parts, which works without them
+          ("base.extensions", "panels")}   # and to the panel of a run
 BY_STRING = {   # imports of what no import statement names: the package itself gives names from any part
-    "__init__": ["import_module"],            # public names, loaded on first use
-    "installation": ["import_module"],        # libraries, loaded with the garbage collector off
-    "config_files": ["__import__", "import_module"],   # what a config file, a user's program, imports
-    "tasks.core": ["import_module"] * 2,      # a user's `module:attribute`; one of the listed files of a folder
-    "model.attention": ["import_module"],     # a flash-attn package
-    "optimizer": ["import_module"]}           # the package of an optimiser
+    "__init__": ["import_module"],   # public names, loaded on first use
+    "base.installation": ["import_module"],   # libraries, loaded with the garbage collector off
+    "config.files": ["__import__", "import_module"],   # what a config file, a user's program, imports
+    "tasks.core": ["import_module"] * 2,   # a user's `module:attribute`; one of the listed files of a folder
+    "model.attention": ["import_module"],   # a flash-attn package
+    "model.optimizer": ["import_module"],   # the package of an optimiser
+    "extras.__init__": ["import_module"]}   # an optional part, when the core first asks for it
 PACKAGE = ROOT/"sft_nb"
 
 
@@ -53,7 +51,7 @@ def place(module:str)->tuple[int, int]:
 
     The settings of a part, which stand beside what reads them, come before those of all parts."""
     part, _, name = module.partition(".")
-    if name == "settings": return PARTS.index("settings"), -1
+    if name == "settings" and part != "config": return PARTS.index("config"), .5   # before config.settings
     inside = [m for m in CHAPTERS if m.split(".")[0] == part]
     return PARTS.index(part), inside.index(module) if module in inside else len(inside)
 
@@ -112,9 +110,8 @@ def test_every_module_is_a_chapter_and_every_part_is_in_the_list():
 
 
 def test_numbers_in_a_part_have_no_gap():
-    "Its settings share 0 with its first chapter"
     for folder in (p for p in (ROOT/"nbs").iterdir() if p.is_dir() and p.name[0].isdigit()):
-        numbers = [int(p.stem.split("_")[0]) for p in sorted(folder.glob("[0-9]*.ipynb")) if p.stem != "00_settings"]
+        numbers = [int(p.stem.split("_")[0]) for p in sorted(folder.glob("[0-9]*.ipynb"))]
         assert numbers == [*range(len(numbers))], folder.name
 
 
@@ -206,18 +203,18 @@ def test_an_arrow_that_points_up_is_seen(tmp_path, text, line):
 def test_settings_of_a_part_import_nothing_of_it(tmp_path):
     wrong = tmp_path/"tokens/settings.py"
     wrong.parent.mkdir()
-    above = ["from .turns import x", "from ..rows.settings import RowSettings", "from .. import settings"]
-    wrong.write_text("\n".join(["from ..setting import Setting", *above]))
+    above = ["from .turns import x", "from ..rows.settings import RowSettings", "from ..config import settings"]
+    wrong.write_text("\n".join(["from ..config.setting import Setting", *above]))
     assert len(pointing_up(wrong, tmp_path)) == 3
 
 
 @pytest.mark.parametrize("line", [
-    "from ..report import SftError",
+    "from ..base.report import SftError",
     "from ..model.settings import ModelSettings",
     "from .turns import split_conversation",
     "from sft_nb import SftError",
     "from sft_nb.tokens import turns",
-    "from .. import report",
+    "from ..base import report",
     "import numpy, os.path",
     "from sft_nb import __version__",
 ])

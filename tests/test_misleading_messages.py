@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from sft_nb.config import load_config
-from sft_nb.report import ConfigError, command
+from sft_nb.config.load import load_config
+from sft_nb.base.report import ConfigError, command
 from sft_nb.runs.checkpoint import cannot_write
 from sft_nb.tokens.prepare import prepare
 

@@ -6,8 +6,8 @@ import pytest
 import sft_nb
 from sft_nb import Data, Run, compare, evaluate, generate, load_config, plan, prepare, preflight, sweep, verdict
 from sft_nb.cli import main
-from sft_nb.settings import SETTINGS
-from sft_nb.report import SftError
+from sft_nb.config.settings import SETTINGS
+from sft_nb.base.report import SftError
 
 ROW = '{"question": "1+1?", "answer": "2"}\n'
 LINES = [   # a wrong line -> words of its answer

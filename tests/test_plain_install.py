@@ -16,9 +16,9 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from sft_nb.config import load_config
-from sft_nb.installation import SUPPORTED
-from sft_nb.report import ConfigError
+from sft_nb.config.load import load_config
+from sft_nb.base.installation import SUPPORTED
+from sft_nb.base.report import ConfigError
 
 sys.path.insert(0, str(ROOT/"scripts"))
 from plain_install import OPTIONAL, ten_lines  # noqa: E402

@@ -5,9 +5,9 @@ import typing
 
 from conftest import ROOT
 
-from sft_nb.config import load_config
-from sft_nb.setting import Setting
-from sft_nb.settings import Config, SETTINGS, settings_with
+from sft_nb.config.load import load_config
+from sft_nb.config.setting import Setting
+from sft_nb.config.settings import Config, SETTINGS, settings_with
 
 PACKAGE = ROOT/"sft_nb"
 FACTS = ("hf", "changes_tokens", "changes_base")   # code reads the settings of which these are true

@@ -94,8 +94,7 @@ def test_every_notebook_stands_once_in_the_sidebar_under_a_title_for_people():
     assert sorted(p["href"] for p in pages) == sorted(map(page, BOOKS))
     titles = [p["text"] for p in pages]
     assert len({*titles}) == len(titles) and not [t for t in titles if "_" in t.replace("sft_nb", "")]
-    assert [x.get("section") for x in bar[1:]] == [
-        "Get started", "Recipes", "Panels", "Failures", "The book", "Reference"]
+    assert [x.get("section") for x in bar[1:]] == ["Learn", "Recipes", "Failures", "Reference"]
 
 
 def processed(tree)->subprocess.CompletedProcess:
@@ -156,7 +155,7 @@ def test_no_page_loses_text(tmp_path):
     assert lost(tmp_path) == {}
 
 
-EXECUTED = ("00_report.ipynb", "05_batches/00_collate.ipynb", "recipes/01_quickstart.ipynb")
+EXECUTED = ("00_base/08_report.ipynb", "05_batches/00_collate.ipynb", "recipes/01_quickstart.ipynb")
 
 @pytest.mark.parametrize("pages", [EXECUTED, pytest.param(None, marks=pytest.mark.soak)], ids=["some", "all"])
 def test_pages_are_made_as_for_the_site(tmp_path, pages):

@@ -101,7 +101,7 @@ def options()->set[str]:
     import io
 
     from sft_nb.cli import COMMANDS, main
-    from sft_nb.settings import ALIASES, defaults
+    from sft_nb.config.settings import ALIASES, defaults
     from sft_nb.extras.other_tools import FOREIGN
     said = io.StringIO()
     for command in COMMANDS:

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from sft_nb.cli import main
-from sft_nb.config import load_config, save_config
-from sft_nb.report import ConfigError, SftError
+from sft_nb.config.load import load_config, save_config
+from sft_nb.base.report import ConfigError, SftError
 from sft_nb.runs.directory import Run, _training_command, _training_environment, create_run, open_run
 
 PROOF = "import pathlib; pathlib.Path('it-ran').touch()\n"

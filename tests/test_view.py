@@ -6,9 +6,9 @@ import re
 import numpy as np
 import pytest
 
-from sft_nb.display import Bar, Shown
-from sft_nb.report import Report, edit, named_figures, ok, read_figures, warn
-from sft_nb.view import SCHEMA_VERSION, as_json, Drawn, RecordTable, Table, View, view_html, view_json, view_text
+from sft_nb.base.display import Bar, Shown
+from sft_nb.base.report import Report, edit, named_figures, ok, read_figures, warn
+from sft_nb.base.view import SCHEMA_VERSION, as_json, Drawn, RecordTable, Table, View, view_html, view_json, view_text
 
 HOSTILE = "<script>alert(1)</script> \x1b[2J \u202e gnp.exe"
 EVERY_SLOT = View(HOSTILE, HOSTILE, HOSTILE, "warn", HOSTILE, [warn(HOSTILE, HOSTILE, check=HOSTILE)],

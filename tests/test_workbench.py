@@ -5,8 +5,8 @@ import pytest
 from learner import small
 
 from sft_nb import workbench
-from sft_nb.config import load_config
-from sft_nb.report import ConfigError, SftError
+from sft_nb.config.load import load_config
+from sft_nb.base.report import ConfigError, SftError
 from sft_nb.tokens.prepare import prepare
 from sft_nb.workbench import Workbench, cached_part, workbench_for
 

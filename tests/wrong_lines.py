@@ -4,7 +4,7 @@ import os
 from itertools import product
 from pathlib import Path
 
-from sft_nb.settings import SETTINGS
+from sft_nb.config.settings import SETTINGS
 
 DEEP = "[" * 100_000
 NOT_JSON = {

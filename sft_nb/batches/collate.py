@@ -14,7 +14,7 @@ from typing import Callable, Literal
 import numpy as np
 import torch
 
-from ..report import SftError
+from ..base.report import SftError
 
 # %% ../../nbs/05_batches/00_collate.ipynb #5b630213
 def row_lengths(features:list[dict])->list[int]:

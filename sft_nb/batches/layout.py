@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from ..report import ConfigError, SftError, edit
-from ..config import Config
+from ..base.report import ConfigError, SftError, edit
+from ..config.load import Config
 from .collate import DataCollatorFlattening, DataCollatorForCausalLM
 from .states import missing_kernels, needs_row_numbers, separate_rows, state_functions
 

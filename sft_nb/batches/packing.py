@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch.utils.data import DataLoader
 
-from ..report import SftError, edit, pluralise
+from ..base.report import SftError, edit, pluralise
 
 # %% ../../nbs/05_batches/01_packing.ipynb #756b2ae7
 def best_fit(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from inspect import signature
 from typing import Callable
 
-from ..report import Finding, SftError, fail, error_summary, ok, skipped
+from ..base.report import Finding, SftError, fail, error_summary, ok, skipped
 
 # %% ../../nbs/09_checks/00_core.ipynb #4592db51
 GROUPS = ("environment", "data", "plan", "model", "batch", "step", "learning")   # in report order

@@ -15,9 +15,9 @@ import torch
 from huggingface_hub import constants, try_to_load_from_cache
 from packaging.requirements import Requirement
 
-from ..installation import is_installed
-from ..report import Finding, as_fix, command, edit, fail, ok, skipped, warn
-from ..config import Config
+from ..base.installation import is_installed
+from ..base.report import Finding, as_fix, command, edit, fail, ok, skipped, warn
+from ..config.load import Config
 from ..tokens.tokenizer import model_path
 from ..model.hardware import find_hardware
 from ..batches.packing import Extent

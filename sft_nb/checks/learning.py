@@ -14,10 +14,10 @@ from typing import Callable
 
 import torch
 
-from ..report import ConfigError, Finding, SftError, edit, fail, error_summary, ok, skipped, warn
-from ..config import Config
+from ..base.report import ConfigError, Finding, SftError, edit, fail, error_summary, ok, skipped, warn
+from ..config.load import Config
 from ..model.generate import Generation
-from ..optimizer import AFTER_EVALUATION, count_warmup_steps, make_optimizer, make_schedule
+from ..model.optimizer import AFTER_EVALUATION, count_warmup_steps, make_optimizer, make_schedule
 from .core import check
 
 # %% ../../nbs/09_checks/05_learning.ipynb #618d2459

@@ -12,11 +12,11 @@ from collections import Counter
 
 import torch
 
-from ..display import format_bytes
-from ..extensions import extension
-from ..report import STATUSES, Finding, as_fix, edit, fail, ok, skipped, warn
-from ..config import Config
-from ..settings import SETTINGS
+from ..base.display import format_bytes
+from ..base.extensions import extension
+from ..base.report import STATUSES, Finding, as_fix, edit, fail, ok, skipped, warn
+from ..config.load import Config
+from ..config.settings import SETTINGS
 from ..tokens.encode import end_ids
 from ..tokens.dataset import Data
 from ..batches.layout import are_same_logits, inference_mode, text_config

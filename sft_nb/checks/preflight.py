@@ -16,7 +16,7 @@ from typing import Callable
 import numpy as np
 import torch
 
-from ..config import Config
+from ..config.load import Config
 from ..tokens.encode import end_ids
 from ..tokens.dataset import Data
 from ..batches.collate import DataCollatorForCausalLM, supervise_all
@@ -34,10 +34,10 @@ from ..workbench import cached_part, leaves_base, Workbench, workbench_for
 from .rows import Survey, survey
 from .step import Balance, Evaluated, FirstStep, no_dropout, Slope, slopes, take_step
 from .learning import learn_some, Learned, MOST_TO_SAVE, run_schedule, save_once, Saved, ScheduleRun
-from ..optimizer import make_optimizer
-from ..progress import format_duration, Phase, show_progress
-from ..display import format_number, Shown
-from ..report import Finding, Report, SftError
+from ..model.optimizer import make_optimizer
+from ..base.progress import format_duration, Phase, show_progress
+from ..base.display import format_number, Shown
+from ..base.report import Finding, Report, SftError
 from .core import all_checks, error_finding, run_check, describe_part
 from . import environment, model as model_checks   # noqa: F401  they register their checks
 

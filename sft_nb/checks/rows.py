@@ -15,9 +15,9 @@ from itertools import islice
 
 import numpy as np, torch
 
-from ..report import edit, error_summary, fail, Finding, ok, pluralise, skipped, warn
-from ..thoughts import split_thought
-from ..config import Config
+from ..base.report import edit, error_summary, fail, Finding, ok, pluralise, skipped, warn
+from ..rows.thoughts import split_thought
+from ..config.load import Config
 from ..tasks.metrics import figure_names, measure_answers, row_to_score, score_answer
 from ..tokens.turns import supervised_messages
 from ..tokens.encode import encode_prompts, end_ids

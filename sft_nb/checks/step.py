@@ -16,8 +16,8 @@ from typing import Callable
 
 import numpy as np, torch
 
-from ..report import as_fix, edit, fail, Finding, ok, skipped, warn
-from ..config import Config
+from ..base.report import as_fix, edit, fail, Finding, ok, skipped, warn
+from ..config.load import Config
 from ..planning.plan import Plan
 from .core import check
 

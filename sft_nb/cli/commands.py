@@ -11,12 +11,12 @@ import ast, json, os, re, sys, time
 from contextlib import nullcontext
 from pathlib import Path
 
-from ..installation import load_libraries
-from ..escape import escape_controls
-from ..report import as_fix, command, ConfigError, edit, shell_quote, Report
-from ..setting import plain_name
-from ..settings import full_name, SETTINGS
-from ..config import require_trust, Config, config_names, table
+from ..base.installation import load_libraries
+from ..base.escape import escape_controls
+from ..base.report import as_fix, command, ConfigError, edit, shell_quote, Report
+from ..config.setting import plain_name
+from ..config.settings import full_name, SETTINGS
+from ..config.load import require_trust, Config, config_names, table
 from ..runs.distributed import get_process_info, is_main_process
 from sft_nb.cli.options import (
     _takes_many, flag, named_settings, Option, parse, parse_own, split_foreign_options, split_options, terminal_width,

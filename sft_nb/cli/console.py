@@ -10,10 +10,10 @@ import difflib, os, re, sys, textwrap, traceback
 from contextlib import redirect_stderr, redirect_stdout, suppress
 
 from .. import __version__
-from ..installation import own_this_process
-from ..escape import shorten_words, escape_controls
-from ..credentials import load_env_files, RedactingStream
-from ..report import command, ConfigError, edit, shell_quote, SftError, fix_language
+from ..base.installation import own_this_process
+from ..base.escape import shorten_words, escape_controls
+from ..base.credentials import load_env_files, RedactingStream
+from ..base.report import command, ConfigError, edit, shell_quote, SftError, fix_language
 from ..runs.process import keep_output
 from .options import terminal_width, split_options
 from .commands import (

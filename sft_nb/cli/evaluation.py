@@ -11,10 +11,10 @@ import os, shutil, sys, textwrap
 from types import SimpleNamespace
 from typing import Literal
 
-from ..display import aligned_text, fitted_text, format_number
-from ..progress import format_duration, log
-from ..report import command, ConfigError, shell_quote, Report
-from ..extensions import need_extension
+from ..base.display import aligned_text, fitted_text, format_number
+from ..base.progress import format_duration, log
+from ..base.report import command, ConfigError, shell_quote, Report
+from ..base.extensions import need_extension
 from .options import arrange, Option, parse_own, split_options
 from sft_nb.cli.commands import (
     _CHECKPOINT, _EXAMPLES, _JSON, _print_json, _print_json_or_report, _print_report, _print_scores, _print_text, _RUN,

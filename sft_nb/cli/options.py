@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, is_dataclass, make_dataclass
 from types import SimpleNamespace
 from typing import Annotated, Any, get_args, get_origin, Literal
 
-from ..report import command, ConfigError, edit
-from ..setting import describe_annotation, is_union, parse_duration, plain_name, Setting
-from ..settings import ALIASES, Config, full_name, SETTINGS, settings_with
-from ..config_files import known_alternative, known_names, nearest_names
-from ..config import config_names, find_config, load_config
+from ..base.report import command, ConfigError, edit
+from ..config.setting import describe_annotation, is_union, parse_duration, plain_name, Setting
+from ..config.settings import ALIASES, Config, full_name, SETTINGS, settings_with
+from ..config.files import known_alternative, known_names, nearest_names
+from ..config.load import config_names, find_config, load_config
 
 # %% ../../nbs/15_cli/00_options.ipynb #op0opt01
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ __all__ = ['EvaluationSettings']
 from dataclasses import dataclass
 from typing import Annotated
 
-from ..setting import Epoch, Setting, whole_or_share
+from ..config.setting import Epoch, Setting, whole_or_share
 
 # %% ../../nbs/12_evaluation/00_settings.ipynb #c0nf0016
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Optional parts. The core asks for them by `sft_nb.extensions.extension`, and works without this folder."""
+"""Optional parts. The core asks for them by `sft_nb.base.extensions.extension`, and works without this folder."""
 from functools import partial
 from importlib import import_module
 
@@ -7,44 +7,24 @@ PUBLIC = {"losses": "LossState LossPanel", "plan_panel": "PlanState PlanPanel", 
           "gguf_checks": "gguf_adapter"}
 
 
-def _other_tools():
-    from .other_tools import OtherTools
-    return OtherTools()
-
-
-def _run_page():
-    from .html_report import run_page
-    return run_page
-
-
-def _server_evaluator():
-    from .openai_client import ServerEvaluator
-    return ServerEvaluator
-
-
-def _gguf_adapter():
-    from .gguf_checks import gguf_adapter
-    return gguf_adapter
-
-
-def _proof_gguf():
-    from .gguf_checks import GgufLink
-    return GgufLink
-
-
-def _proof_server():
-    from .server_checks import ServerLink
-    return ServerLink
+def _load(module:str, name:str=""):
+    "A module here, or an object of it"
+    found = import_module(f".{module}", __name__)
+    return getattr(found, name) if name else found
 
 
 # kind of extension -> a function that makes it, called when the core first asks for one
 EXTENSIONS = {
     "public_names": lambda: {f"extras.{module}": names for module, names in PUBLIC.items()},
-    "known_names": _other_tools, "run_page": _run_page, "server_evaluator": _server_evaluator,
-    "gguf_adapter": _gguf_adapter, "proof_gguf": _proof_gguf, "proof_server": _proof_server,
-    "bases": partial(import_module, ".gguf_bases", __name__),
-    "kernels": partial(import_module, ".kernels", __name__),
-    "loss": partial(import_module, ".cpu_cross_entropy", __name__),
-    "weights": partial(import_module, ".packed_experts", __name__),
-    "parallelism": partial(import_module, ".sharding", __name__),
+    "known_names": lambda: _load("other_tools", "OtherTools")(),
+    "run_page": partial(_load, "html_report", "run_page"),
+    "server_evaluator": partial(_load, "openai_client", "ServerEvaluator"),
+    "gguf_adapter": partial(_load, "gguf_checks", "gguf_adapter"),
+    "proof_gguf": partial(_load, "gguf_checks", "GgufLink"),
+    "proof_server": partial(_load, "server_checks", "ServerLink"),
+    "bases": partial(_load, "gguf_bases"),
+    "kernels": partial(_load, "kernels"),
+    "loss": partial(_load, "cpu_cross_entropy"),
+    "weights": partial(_load, "packed_experts"),
+    "parallelism": partial(_load, "sharding"),
 }

@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from ..report import command, edit, Fix
-from ..setting import as_pairs
-from ..settings import full_name
+from ..base.report import command, edit, Fix
+from ..config.setting import as_pairs
+from ..config.settings import full_name
 from ..rows.settings import FILE_SUFFIXES
 from sft_nb.extras.meanings import (
     accepted, conversion, FileSettings, is_off, maps_to, maps_to_if_unset, maps_to_over_others, Meaning, other_method,

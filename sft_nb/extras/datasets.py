@@ -11,7 +11,7 @@ import json, re
 from pathlib import Path
 from typing import Any
 
-from ..report import edit, Fix
+from ..base.report import edit, Fix
 from ..rows.settings import FILE_SUFFIXES
 from .meanings import (
     accepted, conversion, FileSettings, is_off, Meaning, maps_to, other_method, read_toml, refused)

@@ -17,11 +17,11 @@ from io import StringIO
 from math import prod
 from pathlib import Path
 
-from ..bases import dequantised, gguf_package, ORIGINAL, PACKED
-from ..files import atomic_folder, cache_home, read_json_object, write_atomically
-from ..report import (
+from ..config.bases import dequantised, gguf_package, ORIGINAL, PACKED
+from ..base.files import atomic_folder, cache_home, read_json_object, write_atomically
+from ..base.report import (
     as_fix, command, ConfigError, edit, error_summary, Fix, MissingPathError, shell_quote, with_article)
-from ..progress import log
+from ..base.progress import log
 
 # %% ../../nbs/16_extras/18_gguf_bases.ipynb #bas00005
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}

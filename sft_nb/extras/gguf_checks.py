@@ -18,8 +18,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from ..report import as_fix, command, ConfigError, Fix, MissingPathError, shell_quote, skipped
-from ..bases import gguf_package, is_gguf
+from ..base.report import as_fix, command, ConfigError, Fix, MissingPathError, shell_quote, skipped
+from ..config.bases import gguf_package, is_gguf
 from ..tokens.tokenizer import model_path
 from ..batches.layout import text_config
 from ..runs.directory import open_run, Run

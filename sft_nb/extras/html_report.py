@@ -9,10 +9,11 @@ __all__ = ['tokens_part', 'memory_part', 'curves_part', 'scores_part', 'settings
 from dataclasses import replace
 from pathlib import Path
 
-from ..display import as_html, badge_html, bar_html, details_html, page_html, format_bytes, table_html, WRAPPED
-from ..credentials import redact
-from ..files import read_json, write_atomically
-from ..report import command, pluralise, shell_quote, Report, SftError
+from ..base.display import (
+    as_html, badge_html, bar_html, details_html, page_html, format_bytes, table_html, WRAPPED)
+from ..base.credentials import redact
+from ..base.files import read_json, write_atomically
+from ..base.report import command, pluralise, shell_quote, Report, SftError
 from ..tokens.prepare import prepare
 from ..planning.plan import LABELS
 from ..runs.checkpoint import weights_digest

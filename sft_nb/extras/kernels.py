@@ -20,8 +20,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from ..installation import is_installed
-from ..report import as_fix, ConfigError, command, edit
+from ..base.installation import is_installed
+from ..base.report import as_fix, ConfigError, command, edit
 from ..model.precision import joined_repairs, Repair, swap_forward
 from ..model.loss import causal_lm, dtype_of_products
 from ..model.checkpointing import layers_of

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from fastcore.basics import patch
 
-from ..escape import escape_html
-from ..files import write_atomically
-from ..report import ConfigError, pluralise
+from ..base.escape import escape_html
+from ..base.files import write_atomically
+from ..base.report import ConfigError, pluralise
 from ..tokens.dataset import Split
 from ..tokens.display import spans_html, Token, tokens_of, TOKENS_STYLE, visible_html
 from ..batches.layout import eval_mode

@@ -16,7 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ..report import as_fix, Fix
+from ..base.report import as_fix, Fix
 
 # %% ../../nbs/16_extras/00_meanings.ipynb #1d8c076f
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from urllib.request import build_opener, HTTPRedirectHandler, ProxyHandler, Requ
 
 from fastcore.basics import patch
 
-from ..credentials import redact
-from ..files import parse_json
-from ..progress import Phase, show_progress
-from ..report import command, ConfigError, edit, SftError
+from ..base.credentials import redact
+from ..base.files import parse_json
+from ..base.progress import Phase, show_progress
+from ..base.report import command, ConfigError, edit, SftError
 from ..tokens.template import OWN_KEYS, Template
 from ..model.generate import Generation
 from ..evaluation.generations import is_cut_in_thought, Questions, score_generations, Scores

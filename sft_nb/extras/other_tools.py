@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..credentials import redact_setting
-from ..report import ConfigError
-from ..setting import fix_for_source, plain_name
-from ..settings import ALIASES, defaults, full_name, SETTINGS
-from ..config_files import ASSIGNED, DEFAULT, KnownNames, normalise, plain_value, SettingEntry
-from ..config import SettingsMerger, short_repr
+from ..base.credentials import redact_setting
+from ..base.report import ConfigError
+from ..config.setting import fix_for_source, plain_name
+from ..config.settings import ALIASES, defaults, full_name, SETTINGS
+from ..config.files import ASSIGNED, DEFAULT, KnownNames, normalise, plain_value, SettingEntry
+from ..config.load import SettingsMerger, short_repr
 from .meanings import FileSettings, is_off, Meaning, Meanings, read_tool, refused
 from .conversions import VALUES
 from .unread_tools import other_tool_error, TEXT_ONLY

@@ -11,10 +11,10 @@ from operator import attrgetter
 
 from fastcore.basics import patch
 
-from ..display import badge_html
-from ..escape import escape_html
-from ..report import SftError
-from ..config import Config
+from ..base.display import badge_html
+from ..base.escape import escape_html
+from ..base.report import SftError
+from ..config.load import Config
 from ..tokens.dataset import Data
 from ..tokens.prepare import prepare
 from ..model.hardware import DEVICES, find_device

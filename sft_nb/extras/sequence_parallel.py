@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from transformers.integrations.sdpa_attention import repeat_kv
 
-from ..report import ConfigError, edit
+from ..base.report import ConfigError, edit
 
 # %% ../../nbs/16_extras/15_sequence_parallel.ipynb #9d032728
 @lru_cache

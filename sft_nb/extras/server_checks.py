@@ -16,12 +16,12 @@ from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 
-from ..thoughts import answer_of, decode_answer, split_thought
-from ..display import Shown
-from ..report import as_fix, command, Fix, ok, SftError, shell_quote, skipped, warn
+from ..rows.thoughts import answer_of, decode_answer, split_thought
+from ..base.display import Shown
+from ..base.report import as_fix, command, Fix, ok, SftError, shell_quote, skipped, warn
 from ..tokens.encode import encode_prompts
 from ..tokens.template import Template
-from ..bases import is_gguf
+from ..config.bases import is_gguf
 from ..tokens.tokenizer import load_tokenizer, without_day
 from ..runs.directory import Run
 from .openai_client import is_local, ServerReply, RequestRejected, Server

@@ -11,8 +11,8 @@ from importlib.metadata import version
 
 from packaging.version import Version
 
-from ..report import command, ConfigError, edit, pluralise
-from ..config import Config
+from ..base.report import command, ConfigError, edit, pluralise
+from ..config.load import Config
 
 # %% ../../nbs/16_extras/17_sharding.ipynb #748a576c
 _SINCE = Version("5.19")   # since then transformers' trainer accepts weights that are already sharded

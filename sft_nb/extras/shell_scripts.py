@@ -12,10 +12,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from ..report import command, ConfigError, error_summary, shell_quote
-from ..setting import plain_name
-from ..settings import full_name
-from ..config_files import ASSIGNED, entries_of, IMPORTED, known_names, read_yaml_config, SettingEntry
+from ..base.report import command, ConfigError, error_summary, shell_quote
+from ..config.setting import plain_name
+from ..config.settings import full_name
+from ..config.files import ASSIGNED, entries_of, IMPORTED, known_names, read_yaml_config, SettingEntry
 
 # %% ../../nbs/16_extras/04_shell_scripts.ipynb #5h311002
 def _fill_in(line:str, known:dict[str,str])->str:

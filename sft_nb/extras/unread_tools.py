@@ -10,9 +10,9 @@ import re
 from functools import cache
 from typing import Any, get_args
 
-from ..report import as_fix, ConfigError, edit, Fix
-from ..setting import fix_for_source
-from ..settings import SETTINGS
+from ..base.report import as_fix, ConfigError, edit, Fix
+from ..config.setting import fix_for_source
+from ..config.settings import SETTINGS
 from .meanings import is_off, read_toml
 from .datasets import is_hub_dataset, with_split
 

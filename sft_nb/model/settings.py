@@ -9,7 +9,7 @@ __all__ = ['ModelSettings', 'AdapterSettings']
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ..setting import Setting
+from ..config.setting import Setting
 
 # %% ../../nbs/06_model/00_settings.ipynb #c0nf0007
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import torch
 from fastcore.basics import patch
 
-from ..escape import escape_html
-from ..report import ConfigError, edit, pluralise
-from ..config import Config
+from ..base.escape import escape_html
+from ..base.report import ConfigError, edit, pluralise
+from ..config.load import Config
 from ..tokens.dataset import Data, Split
 from ..tokens.display import spans_html, spans_text, Token, tokens_of
 from ..batches.layout import eval_mode

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from ..files import read_json
-from ..report import ConfigError
-from ..config import Config
+from ..base.files import read_json
+from ..base.report import ConfigError
+from ..config.load import Config
 from ..model.hardware import free_memory
 from ..workbench import leaves_base, Workbench
 from ..runs.directory import Run

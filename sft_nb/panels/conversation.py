@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 from fastcore.basics import patch
 
-from ..display import details_html, WRAPPED
-from ..escape import escape_html
-from ..credentials import redact_json
-from ..files import parse_json, write_atomically
-from ..report import ConfigError, pluralise, SftError
-from ..thoughts import opens_thought, split_thought
+from ..base.display import details_html, WRAPPED
+from ..base.escape import escape_html
+from ..base.credentials import redact_json
+from ..base.files import parse_json, write_atomically
+from ..base.report import ConfigError, pluralise, SftError
+from ..rows.thoughts import opens_thought, split_thought
 from ..tasks.core import task_of
 from ..tasks.metrics import row_to_score, score_answer
 from ..tokens.conversations import conversation

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 from fastcore.basics import patch
 
-from ..escape import escape_html
-from ..files import write_atomically
-from ..report import command, ConfigError, pluralise, shell_quote, SftError
+from ..base.escape import escape_html
+from ..base.files import write_atomically
+from ..base.report import command, ConfigError, pluralise, shell_quote, SftError
 from ..tasks.core import Score
 from ..tasks.metrics import labels_of
 from ..runs.checkpoint import step_of

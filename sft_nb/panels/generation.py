@@ -12,8 +12,8 @@ from pathlib import Path
 
 from fastcore.basics import patch
 
-from ..escape import escape_html
-from ..report import pluralise
+from ..base.escape import escape_html
+from ..base.report import pluralise
 from ..runs.directory import Run
 from ..runs.status import ACTIVE
 from ..runs.summary import short_path

@@ -6,7 +6,7 @@
 __all__ = ['intervals_svg']
 
 # %% ../../nbs/14_panels/09_intervals.ipynb #ivl0imp1
-from ..escape import escape_html
+from ..base.escape import escape_html
 from ..runs.metrics import axis_ticks
 
 # %% ../../nbs/14_panels/09_intervals.ipynb #evl0svg1

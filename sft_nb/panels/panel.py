@@ -17,9 +17,9 @@ import traitlets
 from IPython.display import display, HTML, update_display
 from fastcore.basics import patch
 
-from ..display import card_html, format_number, table_html   # noqa: F401   tables of panels are drawn with it
-from ..escape import escape_html
-from ..report import ConfigError, SftError
+from ..base.display import card_html, format_number, table_html   # noqa: F401   tables of panels are drawn with it
+from ..base.escape import escape_html
+from ..base.report import ConfigError, SftError
 
 # %% ../../nbs/14_panels/00_panel.ipynb #pan0cls1
 _numbers = itertools.count(1)

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import torch
 from fastcore.basics import patch
 
-from ..escape import escape_html
-from ..report import pluralise
-from ..thoughts import decode_answer
+from ..base.escape import escape_html
+from ..base.report import pluralise
+from ..rows.thoughts import decode_answer
 from ..tasks.core import Score
 from ..batches.layout import eval_mode
 from ..model.generate import start_rows, Decoder, choose_decoding

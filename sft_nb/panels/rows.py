@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from fastcore.basics import patch
 
-from ..display import WRAPPED
-from ..escape import escape_html
-from ..report import ConfigError, pluralise
+from ..base.display import WRAPPED
+from ..base.escape import escape_html
+from ..base.report import ConfigError, pluralise
 from ..tokens.encode import end_ids
 from ..tokens.conversations import conversation
 from ..tokens.dataset import Data, Split

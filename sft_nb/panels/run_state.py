@@ -11,11 +11,11 @@ from pathlib import Path
 
 from fastcore.basics import patch
 
-from ..display import details_html, WRAPPED
-from ..escape import escape_html
-from ..files import read_json_object
-from ..progress import format_duration, format_progress, progress_html, Progress
-from ..report import command, ConfigError, Finding, Report, SftError
+from ..base.display import details_html, WRAPPED
+from ..base.escape import escape_html
+from ..base.files import read_json_object
+from ..base.progress import format_duration, format_progress, progress_html, Progress
+from ..base.report import command, ConfigError, Finding, Report, SftError
 from ..runs.status import ACTIVE, CHECKPOINT_ASKED
 from ..runs.metrics import curve_svg, read_lines, Tail
 from ..runs.directory import Run

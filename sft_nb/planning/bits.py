@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ..display import format_bytes
-from ..report import SftError
-from ..settings import defaults
-from ..config import Config
+from ..base.display import format_bytes
+from ..base.report import SftError
+from ..config.settings import defaults
+from ..config.load import Config
 from ..model.hardware import find_hardware, free_bytes, free_memory
 from ..model.loss import row_losses
 from ..model.load import auto_class, load_base, load_shape, quiet, stored_by

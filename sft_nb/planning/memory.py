@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ..config import Config
+from ..config.load import Config
 from ..batches.layout import text_config
 from ..model.load import auto_class, load_shape, our_quantizer, quantization, quiet
 from ..model.attention import register_varlen

@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 from fastcore.basics import patch
 
-from ..files import write_atomically
-from ..display import Bar, with_png, format_bytes
-from ..view import own_fields, Table, View, Viewable
-from ..progress import format_duration, Phase, show_progress
-from ..report import ConfigError, pluralise, edit, fail, Finding, error_summary, ok, SftError, warn
-from ..config import Config
+from ..base.files import write_atomically
+from ..base.display import Bar, with_png, format_bytes
+from ..base.view import own_fields, Table, View, Viewable
+from ..base.progress import format_duration, Phase, show_progress
+from ..base.report import ConfigError, pluralise, edit, fail, Finding, error_summary, ok, SftError, warn
+from ..config.load import Config
 from ..tokens.tokenizer import load_tokenizer
 from ..tokens.dataset import Data
 from ..tokens.prepare import check_rows_are_named, config_and_data, prepare, with_data

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from fastcore.basics import patch
 
-from ..display import format_bytes
-from ..report import ConfigError, edit
-from ..config import Config
+from ..base.display import format_bytes
+from ..base.report import ConfigError, edit
+from ..config.load import Config
 from ..model.settings import AdapterSettings, ModelSettings
 from ..tokens.dataset import Data
 from ..batches.packing import batch_sampler

@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import _disable_current_modes, TorchDispatchMo
 from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.checkpoint import checkpoint
 
-from ..extensions import extension
-from ..config import Config
+from ..base.extensions import extension
+from ..config.load import Config
 from ..batches.layout import BatchLengths, text_config
 from ..batches.states import assume_lengths
 from ..model.attention import assume_documents

@@ -24,11 +24,11 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from ..escape import escape_controls
-from ..files import read_json
-from ..display import Shown
-from ..view import as_json
-from ..report import (
+from ..base.escape import escape_controls
+from ..base.files import read_json
+from ..base.display import Shown
+from ..base.view import as_json
+from ..base.report import (
     as_fix, command, ConfigError, error_summary, fail, Finding, Fix, MissingPathError, named_figures, ok, pluralise,
     shell_quote, skipped, SftError, warn, why_unreadable)
 from ..tokens.encode import encode_prompts

@@ -19,13 +19,13 @@ from transformers import AutoConfig
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import cached_file
 
-from ..extensions import extension
-from ..files import atomic_folder
-from ..progress import log
-from sft_nb.report import (
+from ..base.extensions import extension
+from ..base.files import atomic_folder
+from ..base.progress import log
+from sft_nb.base.report import (
     as_fix, command, ConfigError, edit, fail, Finding, ok, Report, shell_quote, SftError,
     warn)
-from ..config import Config
+from ..config.load import Config
 from ..tasks.core import task_of
 from ..tokens.encode import encode, encode_prompts
 from ..tokens.tokenizer import model_path

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
-from ..display import as_html, Html, Shown, table_html
-from ..view import Drawn, finding_html, own_fields, View, Viewable
-from ..credentials import redact_json
-from ..files import write_atomically
-from ..report import ConfigError, edit, Fix, ok, read_figures, SftError, warn
+from ..base.display import as_html, Html, Shown, table_html
+from ..base.view import Drawn, finding_html, own_fields, View, Viewable
+from ..base.credentials import redact_json
+from ..base.files import write_atomically
+from ..base.report import ConfigError, edit, Fix, ok, read_figures, SftError, warn
 from ..tokens.encode import encode_prompts, end_ids
 from ..tokens.prepare import missing_rows_are_of_the_run
 from ..tokens.template import Template
-from ..extensions import need_extension
+from ..base.extensions import need_extension
 from ..workbench import leaves_base, Workbench
 from ..runs.directory import open_run, Run
 from ..runs.locate import name_of_weights

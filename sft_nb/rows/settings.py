@@ -9,7 +9,7 @@ __all__ = ['FORMATS', 'Format', 'FILE_SUFFIXES', 'RowSettings']
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ..setting import Setting
+from ..config.setting import Setting
 
 # %% ../../nbs/02_rows/00_settings.ipynb #rowss002
 FORMATS = dict(   # formats of rows, and the fields of each

@@ -9,7 +9,7 @@ __all__ = ['OutputSettings']
 from dataclasses import dataclass
 from typing import Annotated
 
-from ..setting import Epoch, Setting, whole_or_share
+from ..config.setting import Epoch, Setting, whole_or_share
 
 # %% ../../nbs/10_runs/00_settings.ipynb #c0nf0022
 @dataclass(frozen=True)

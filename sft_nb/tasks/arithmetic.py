@@ -8,7 +8,7 @@ __all__ = ['NAMES', 'THINGS', 'TASK', 'is_held_out', 'GeneratedTask', 'solve', '
 # %% ../../nbs/03_tasks/03_arithmetic.ipynb #5175e9ea
 import random, zlib
 
-from ..thoughts import answer_of
+from ..rows.thoughts import answer_of
 from .core import reference_answer, Score
 from .answers import final_number, same_number
 

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 
 from ..rows.formats import to_messages
-from ..thoughts import answer_of, without_thought
+from ..rows.thoughts import answer_of, without_thought
 from .core import no_rows_error, Score
 
 # %% ../../nbs/03_tasks/10_chat.ipynb #8ca06cc0

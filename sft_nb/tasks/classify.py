@@ -9,7 +9,7 @@ __all__ = ['TASK', 'plain_label', 'Classify']
 from collections import Counter
 from copy import copy
 
-from ..thoughts import answer_of
+from ..rows.thoughts import answer_of
 from .core import Score
 from .metrics import class_figures
 from .chat import Chat

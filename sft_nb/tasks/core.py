@@ -14,10 +14,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..report import command, ConfigError, edit, MissingPathError, shell_quote, SftError
-from ..config import require_trust, split_task_name
-from ..config_files import registered_task
-from ..thoughts import answer_of, without_thought, without_thoughts
+from ..base.report import command, ConfigError, edit, MissingPathError, shell_quote, SftError
+from ..config.load import require_trust, split_task_name
+from ..config.files import registered_task
+from ..rows.thoughts import answer_of, without_thought, without_thoughts
 from ..rows.messages import is_missing
 from ..rows.formats import to_messages
 

@@ -6,8 +6,8 @@
 __all__ = ['TASK', 'GSM8K']
 
 # %% ../../nbs/03_tasks/04_gsm8k.ipynb #4f9f8f38
-from ..report import edit, error_summary, SftError
-from ..thoughts import answer_of
+from ..base.report import edit, error_summary, SftError
+from ..rows.thoughts import answer_of
 from .core import reference_answer, Score
 from .answers import final_number, same_number
 

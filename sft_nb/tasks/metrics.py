@@ -11,8 +11,8 @@ import math
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from ..view import own_fields, Table, View, Viewable
-from ..thoughts import SplitText, without_thoughts
+from ..base.view import own_fields, Table, View, Viewable
+from ..rows.thoughts import SplitText, without_thoughts
 from .core import ANY_FORMAT, Score, Task
 
 # %% ../../nbs/03_tasks/01_metrics.ipynb #5ba7eb7a

@@ -8,8 +8,8 @@ __all__ = ['INSTRUCTION', 'PROMPT', 'TASK', 'parse_label', 'read_answer', 'NLI',
 # %% ../../nbs/03_tasks/06_nli.ipynb #a49bbf2b
 import json, random, re
 
-from ..report import SftError
-from ..thoughts import answer_of
+from ..base.report import SftError
+from ..rows.thoughts import answer_of
 from .core import fill_template, reference_answer, Score
 from .metrics import class_figures
 from .answers import find_json_objects

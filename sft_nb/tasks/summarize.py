@@ -9,8 +9,8 @@ __all__ = ['SEPARATOR', 'TASK', 'format_document', 'meeting_rows', 'rouge', 'Sum
 import re
 from functools import lru_cache
 
-from ..report import SftError
-from ..thoughts import answer_of, without_thought
+from ..base.report import SftError
+from ..rows.thoughts import answer_of, without_thought
 from .core import no_rows_error, reference_answer, Score
 
 # %% ../../nbs/03_tasks/07_summarize.ipynb #77641686

@@ -10,7 +10,7 @@ import ast, json, re
 from collections import Counter
 
 from ..rows.formats import to_messages
-from ..thoughts import answer_of
+from ..rows.thoughts import answer_of
 from .core import no_rows_error, Score
 from .answers import find_json_objects
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from ..rows.columns import parse_fields
-from ..thoughts import answer_of
+from ..rows.thoughts import answer_of
 from .core import no_rows_error, reference_answer, Score
 
 # %% ../../nbs/03_tasks/08_translate.ipynb #d6755c19

@@ -8,8 +8,8 @@ __all__ = ['TASK', 'TASK_RFT', 'tagged_number', 'Units']
 # %% ../../nbs/03_tasks/05_units.ipynb #ccfa44e9
 import random, re
 
-from ..report import SftError
-from ..thoughts import answer_of
+from ..base.report import SftError
+from ..rows.thoughts import answer_of
 from .core import reference_answer, Score
 from .answers import final_number, plain_math, same_number, single_number
 from .arithmetic import GeneratedTask

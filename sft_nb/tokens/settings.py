@@ -9,7 +9,7 @@ __all__ = ['SizeSettings']
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ..setting import Auto, Setting
+from ..config.setting import Auto, Setting
 
 # %% ../../nbs/04_tokens/00_settings.ipynb #c0nf0036
 @dataclass(frozen=True)

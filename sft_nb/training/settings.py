@@ -9,8 +9,8 @@ __all__ = ['TrainingSettings', 'GuardSettings']
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ..report import edit, Fix
-from ..setting import Auto, plain_name, Setting
+from ..base.report import edit, Fix
+from ..config.setting import Auto, plain_name, Setting
 
 # %% ../../nbs/11_training/00_settings.ipynb #trass002
 def _limit_of_max_steps(v:float, name:str)->tuple[str,Fix]|None:

@@ -10,9 +10,9 @@ from shapes import ODD, model, shape
 from sft_nb.batches.collate import DataCollatorFlattening, DataCollatorForCausalLM
 from sft_nb.batches.layout import (
     choose_layout, collator_for, largest_batch, rows_of_largest_batch, should_flatten, takes_flattened)
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.model.attention import register_varlen, varlen_attention, varlen_mask
-from sft_nb.report import ConfigError
+from sft_nb.base.report import ConfigError
 
 lengths = st.lists(st.integers(1, 60), min_size=1, max_size=40)
 

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 from sft_nb.batches.collate import DataCollatorFlattening
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.tokenizer import model_path
 from sft_nb.batches.packing import batch_sampler, BatchSampler, pack_rows, split_to_count, TrainingRows

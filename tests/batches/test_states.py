@@ -13,7 +13,7 @@ from sft_nb.batches.states import group_rows, missing_kernels, needs_row_numbers
 from sft_nb.model.attention import choose_attention
 from sft_nb.model.load import auto_class, quiet
 from sft_nb.model.loss import add_supervised_loss, batch_loss
-from sft_nb.report import ConfigError
+from sft_nb.base.report import ConfigError
 
 # gated delta rule, Mamba-2 beside experts, a convolution alone, Kimi's delta rule, Mamba-2 beside attention in a layer
 HYBRIDS = ["qwen3_next", "granitemoehybrid", "lfm2", "kimi_linear", "falcon_h1"]

@@ -3,7 +3,7 @@ import copy
 
 import torch
 
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 
 SMALL = dict(max_samples=16, eval_samples=8, drop_duplicates=True, per_device_train_batch_size=4,
              per_device_eval_batch_size=8)

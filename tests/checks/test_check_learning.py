@@ -11,7 +11,7 @@ from sft_nb.checks.preflight import Evidence, preflight
 from sft_nb.checks.step import _estimate_derivative, slopes
 from sft_nb.checks.learning import Learned, check_learns, check_moves, learn_some, save_once
 from sft_nb.checks.step import take_step
-from sft_nb.report import SftError
+from sft_nb.base.report import SftError
 from sft_nb.workbench import Workbench
 
 

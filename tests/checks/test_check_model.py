@@ -7,7 +7,7 @@ from planted import save_dead, small
 
 from sft_nb.checks import model as model_checks
 from sft_nb.checks.model import check_formats, check_special_tokens, check_trainable, check_vocabulary, untrained
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.model.adapter import load_model
 from sft_nb.model.load import load_base
 from sft_nb.tokens.prepare import prepare

@@ -9,9 +9,9 @@ from learner import learner
 from planted import END, bad, small, status
 from transformers import AutoConfig
 
-from sft_nb.report import edit
+from sft_nb.base.report import edit
 from sft_nb.checks.preflight import preflight
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.checks.rows import (Survey, check_best_figure, check_bos, check_ends, check_ids, check_kept, check_masked,
                                 check_pad, check_prepared, check_prompts, check_row_lengths, check_score, survey)
 from sft_nb.tasks.core import Score, task

@@ -13,7 +13,7 @@ from shapes import folder
 from sft_nb.checks.core import CHECKS
 from sft_nb.checks.preflight import Evidence
 from sft_nb.checks.preflight import preflight
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.model.adapter import load_model
 from sft_nb.model.load import load_base
 from sft_nb.planning.plan import plan as make_plan

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from learner import learner, small_qlora, weights_of_learner
 
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.model.load import load_base
 from sft_nb.panels.conversation import GenerationState
-from sft_nb.report import ConfigError, SftError
+from sft_nb.base.report import ConfigError, SftError
 from sft_nb.evaluation.generations import Answer, answer_rows, make_questions, Scores
 from sft_nb.evaluation.evaluate import Evaluation, evaluate, make_evaluator
 from sft_nb.evaluation.sweep import sweep, Sweep

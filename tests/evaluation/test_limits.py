@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.evaluation import generations as chapter
 from sft_nb.evaluation.evaluate import Evaluator
 from sft_nb.evaluation.generations import answer_prompts, GenerationCache, longest_target, make_questions
 from sft_nb.extras.openai_client import ServerEvaluator, ServerReply
 from sft_nb.model.generate import Generation
-from sft_nb.progress import Progress
+from sft_nb.base.progress import Progress
 
 CALL = dict(type="function", function=dict(name="add", arguments=dict(a=1, b=2)))
 TALKS = dict(   # answers of a row -> whether the longest is longer than 20 tokens

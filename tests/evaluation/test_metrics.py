@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from learner import learner
 
-from sft_nb.config import load_config
-from sft_nb.report import ConfigError, SftError
+from sft_nb.config.load import load_config
+from sft_nb.base.report import ConfigError, SftError
 from sft_nb.evaluation.generations import Answer, check_metrics, own_figures, paired, Questions, Scores
 from sft_nb.evaluation.evaluate import Evaluation, evaluate
 from sft_nb.evaluation.statistics import detectable, Difference, difference, power, rows_needed

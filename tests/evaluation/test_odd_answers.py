@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from sft_nb.config import load_config
-from sft_nb.report import SftError
+from sft_nb.config.load import load_config
+from sft_nb.base.report import SftError
 from sft_nb.extras import openai_client as serving# the module
 from sft_nb.extras.openai_client import Server
 from sft_nb.tokens.tokenizer import load_tokenizer

@@ -5,7 +5,7 @@ import pytest
 from stub_server import listening, Stub
 
 from sft_nb.cli.console import main
-from sft_nb.report import ConfigError, SftError
+from sft_nb.base.report import ConfigError, SftError
 from sft_nb.extras import openai_client as asking   # the module
 from sft_nb.evaluation.evaluate import evaluate, Evaluation
 from sft_nb.evaluation.sweep import sweep

@@ -10,7 +10,7 @@ import pytest
 from sft_nb import load_config, SftError, train
 from sft_nb.evaluation import search as searching
 from sft_nb.evaluation.search import next_from_optuna, ValueRange, search, Trial
-from sft_nb.report import ConfigError
+from sft_nb.base.report import ConfigError
 from sft_nb.runs.directory import Run
 
 

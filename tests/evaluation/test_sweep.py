@@ -10,7 +10,7 @@ from learner import small
 from safetensors.torch import load_file, save_file
 from test_statistics import sweep_of
 
-from sft_nb.report import ConfigError, SftError
+from sft_nb.base.report import ConfigError, SftError
 from sft_nb.evaluation import generations as kept_answers# the module
 from sft_nb.evaluation import verdict as verdicts# the module
 from sft_nb.evaluation.generations import GenerationCache, make_scores

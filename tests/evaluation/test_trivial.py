@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from sft_nb.view import as_json
-from sft_nb.config import load_config
+from sft_nb.base.view import as_json
+from sft_nb.config.load import load_config
 from sft_nb.evaluation.evaluate import Evaluation, evaluate, Evaluator
 from sft_nb.evaluation.generations import make_questions, score_generations
 from sft_nb.evaluation.sweep import sweep, Sweep

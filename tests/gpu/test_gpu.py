@@ -13,7 +13,7 @@ if not torch.cuda.is_available(): pytest.skip("there is no CUDA device here", al
 from shapes import folder, model
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.batches.collate import DataCollatorFlattening, CollatorWithPositions
 from sft_nb.model import attention as ours, checkpointing
 from sft_nb.model.adapter import load_model

@@ -64,7 +64,7 @@ def compared(kind:str)->dict:
 
 def as_a_run_has_it()->dict:
     "The tiny model with an adapter and checkpointing"
-    from sft_nb.config import load_config
+    from sft_nb.config.load import load_config
     from sft_nb.model.adapter import load_model
     from sft_nb.extras.kernels import fuse_lora, use_liger
     from sft_nb.model.checkpointing import recompute_layers

@@ -9,7 +9,7 @@ import torch
 
 from sft_nb.checks.learning import _tensor_sums
 from sft_nb.checks.preflight import same_rng_state
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.model import loss
 from sft_nb.model.hardware import choose_device, choose_dtype, find_hardware, free_memory, this_device
 from sft_nb.evaluation import perplexity

@@ -15,7 +15,7 @@ from sft_nb.model import attention as ours
 from sft_nb.model.attention import (
     choose_attention, Documents, find_documents, announce_documents, varlen_attention, window_of)
 from sft_nb.model.loss import add_supervised_loss
-from sft_nb.report import ConfigError, SftError
+from sft_nb.base.report import ConfigError, SftError
 
 KINDS = [k for k in SHAPES]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from shapes import folder
 
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.model import hardware
 from sft_nb.model.hardware import DEVICES, find_hardware, this_device
 from sft_nb.model.load import load_base

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sft_nb.batches.layout import BatchLengths
 from sft_nb.checks.preflight import same_model
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.model import checkpointing
 from sft_nb.model.attention import announce_documents
 from sft_nb.model.loss import causal_lm
@@ -21,7 +21,7 @@ from sft_nb.model.checkpointing import (
     ATTENTION, offload_saved_tensors, OnDevice, OnHost, parts_of, recompute_layers, recompute_parts, save_memory)
 from sft_nb.planning.simulate import MemoryTracker, Pass, simulate
 from sft_nb.planning.memory import skeleton
-from sft_nb.report import ConfigError
+from sft_nb.base.report import ConfigError
 from sft_nb.tokens.tokenizer import load_tokenizer
 from sft_nb.training.arguments import check_settings
 from sft_nb.training.train import train

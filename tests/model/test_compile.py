@@ -6,13 +6,13 @@ from shapes import model
 from torch._dynamo.utils import counters
 
 from sft_nb.batches.collate import DataCollatorFlattening
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.model import attention
 from sft_nb.model.adapter import load_model, spare_casts
 from sft_nb.extras.kernels import compile_layers
 from sft_nb.model.precision import use_kernels
 from sft_nb.model.loss import add_supervised_loss
-from sft_nb.report import ConfigError
+from sft_nb.base.report import ConfigError
 
 
 def each(cu, *tensors): return zip(*(t.split(cu.diff().tolist()) for t in tensors))

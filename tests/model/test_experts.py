@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from sft_nb.batches.collate import DataCollatorForCausalLM
 from sft_nb.checks.model import check_packed, check_reach
-from sft_nb.config import load_config
-from sft_nb.extensions import extension
+from sft_nb.config.load import load_config
+from sft_nb.base.extensions import extension
 from sft_nb.model.adapter import add_adapter, lora_reach, read_adapter, targets_as_named
 from sft_nb.extras import packed_experts as experts
 from sft_nb.extras.packed_experts import packed_experts, restore_experts
@@ -22,7 +22,7 @@ from sft_nb.model.experts import balance_loss_of, balance_weight, expert_paramet
 from sft_nb.model.load import auto_class, load_base, quiet
 from sft_nb.model.loss import add_supervised_loss
 from sft_nb.model.own_model import read_lora_settings
-from sft_nb.report import ConfigError, SftError
+from sft_nb.base.report import ConfigError, SftError
 from sft_nb.proof.merge import merge_weights
 from sft_nb.runs.directory import Run
 from sft_nb.training.train import resume, train

@@ -9,7 +9,7 @@ from shapes import short_rows, tiny_config
 
 from sft_nb.checks.model import check_vocabulary
 from sft_nb.checks.preflight import preflight
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.model.adapter import load_model, target_modules
 from sft_nb.model.attention import choose_attention
 from sft_nb.model.experts import balance_weight, count_experts
@@ -19,7 +19,7 @@ from sft_nb.model.loss import add_supervised_loss, batch_loss
 from sft_nb.batches.collate import DataCollatorForCausalLM
 from sft_nb.planning.plan import plan
 from sft_nb.proof.merge import merge
-from sft_nb.report import ConfigError, Report
+from sft_nb.base.report import ConfigError, Report
 from sft_nb.training.train import train
 
 

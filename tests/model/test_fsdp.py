@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from shapes import SHAPES, model
 from torch.multiprocessing.spawn import start_processes
 
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.extras.kernels import compile_layers, fuse_lora
 from sft_nb.model.loss import add_supervised_loss
 from sft_nb.model.checkpointing import recompute_layers, recompute_parts

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoTokenizer, DeepseekV3Config, GPT2Config, LlamaConfig, MambaConfig, MistralConfig, Qwen3Config)
 
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.tokens.tokenizer import load_tokenizer, model_path
 from sft_nb.tokens.encode import encode, encode_prompts, end_ids
 from sft_nb.model import generate as generation

@@ -7,10 +7,10 @@ import psutil
 import pytest
 import torch
 
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.model import hardware
 from sft_nb.model.hardware import Hardware, find_hardware, free_memory
-from sft_nb.report import ConfigError, fix_language
+from sft_nb.base.report import ConfigError, fix_language
 
 
 def test_on_this_machine():

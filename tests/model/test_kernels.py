@@ -7,7 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from shapes import SHAPES, model
 
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.extras import kernels
 from sft_nb.model.adapter import load_model, spare_casts
 from sft_nb.extras.kernels import fuse_gates, fuse_lora, fuse_norms, fuse_rotary

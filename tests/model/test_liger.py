@@ -15,12 +15,12 @@ from interpreted import IDS, KINDS, off, out
 from shapes import model
 from torch import nn
 
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.extras import kernels
 from sft_nb.model.adapter import load_model
 from sft_nb.extras.kernels import check_kernels, use_liger
 from sft_nb.model.checkpointing import recompute_parts
-from sft_nb.report import ConfigError
+from sft_nb.base.report import ConfigError
 from sft_nb.training.arguments import check_settings
 
 def equal(a, b)->bool: return torch.equal(a[0], b[0]) and all(torch.equal(a[1][n], g) for n, g in b[1].items())

@@ -6,10 +6,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from sft_nb.checks.preflight import preflight
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.model.adapter import load_model
 from sft_nb.model.load import load_base
-from sft_nb.report import ConfigError
+from sft_nb.base.report import ConfigError
 from sft_nb.tokens.tokenizer import load_tokenizer, model_path
 
 

@@ -9,14 +9,14 @@ from learner import learner
 from packaging.version import Version
 from shapes import ODD, SHAPES, folder, model, short_rows
 
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.tokens.prepare import prepare
 from sft_nb.batches.collate import DataCollatorFlattening, DataCollatorForCausalLM
 from sft_nb.model import loss as loss_module
 from sft_nb.extras.cpu_cross_entropy import blockwise_cross_entropy
 from sft_nb.model.loss import add_supervised_loss, batch_loss, chunk_size, head_of
 from sft_nb.planning.simulate import MemoryTracker
-from sft_nb.report import SftError
+from sft_nb.base.report import SftError
 from sft_nb.training.train import train
 from sft_nb.workbench import Workbench
 

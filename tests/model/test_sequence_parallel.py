@@ -10,14 +10,14 @@ from shapes import SHAPES, folder, model
 from torch.multiprocessing.spawn import start_processes
 
 from sft_nb.batches.collate import DataCollatorFlattening, CollatorWithPositions
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.model.attention import choose_attention
 from sft_nb.model.loss import add_supervised_loss
 from sft_nb.model.checkpointing import recompute_layers
 from sft_nb.extras.sequence_parallel import in_shares
 from sft_nb.planning import search
 from sft_nb.planning.plan import plan
-from sft_nb.report import ConfigError
+from sft_nb.base.report import ConfigError
 
 LENGTHS = (5, 11, 2, 15)   # 33 tokens: one is added, and the second row lies on both sides of the border
 CASES = dict.fromkeys(SHAPES, {}) | {

@@ -12,13 +12,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from sft_nb.batches.layout import model_class, supports_flattening
 from sft_nb.checks.model import check_trainable
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.model.adapter import load_model, name_base, target_modules, text_path
 from sft_nb.model.load import auto_class, load_base, load_shape
 from sft_nb.model.loss import add_supervised_loss, causal_lm
 from sft_nb.model.own_model import read_lora_settings
 from sft_nb.planning.memory import skeleton
-from sft_nb.report import ConfigError, Report
+from sft_nb.base.report import ConfigError, Report
 from sft_nb.proof.merge import merge
 from sft_nb.training.train import train
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from conftest import ROOT
 
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.panels.evaluation import EvalPanel, EvalState, FILTERS
-from sft_nb.report import ConfigError
+from sft_nb.base.report import ConfigError
 from sft_nb.evaluation.generations import Answer, Scores
 from sft_nb.evaluation.sweep import Sweep
 from sft_nb.runs.directory import create_run

@@ -8,13 +8,13 @@ import pytest
 import torch
 from learner import small
 
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.model.generate import Generation, generate
 from sft_nb.panels.conversation import GenerationState, Turn, question_of, turn_html, with_system_prompt
 from sft_nb.panels.generation import GenerationPanel
 from sft_nb.panels.reply_stream import Reply, first_difference, pieces_html, speak, write_reply
 from sft_nb.panels.chat_models import names_in
-from sft_nb.report import ConfigError
+from sft_nb.base.report import ConfigError
 from sft_nb.runs.directory import Run
 from sft_nb.tasks.core import Score
 from sft_nb.tokens.encode import encode_prompts

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from sft_nb.config import load_config
-from sft_nb.display import format_bytes
+from sft_nb.config.load import load_config
+from sft_nb.base.display import format_bytes
 from sft_nb.extras.html_report import page_parts, run_page
-from sft_nb.report import ConfigError, Report, SftError, fail
+from sft_nb.base.report import ConfigError, Report, SftError, fail
 from sft_nb.runs.directory import create_run
 
 HOSTILE = "<script>alert(1)</script> **a** \x1b[2J \u202e gnp.exe"

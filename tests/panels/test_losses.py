@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from learner import learner
 
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.panels.batches import bench_of
 from sft_nb.extras.losses import LossPanel, LossState, token_costs
-from sft_nb.report import ConfigError
+from sft_nb.base.report import ConfigError
 from sft_nb.tokens.prepare import prepare
 
 EVIL = "<script>1</script></pre><img src=x onerror=alert(1)>\x1b[2J\u202e**bold**"

@@ -11,7 +11,7 @@ import pytest
 import sft_nb
 from sft_nb.panels.panel import (
     Button, chart, Choice, columns, common_place, Control, controls_row, error_html, html_block, Number, Panel, Table)
-from sft_nb.report import SftError
+from sft_nb.base.report import SftError
 
 ASSETS = Path(sft_nb.__file__).parent/"assets"/"panels"
 JS = Path(sft_nb.__file__).parents[1]/"js"

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.panels.batches import BatchPanel
 from sft_nb.panels.rows import DataPanel
 from sft_nb.tokens.prepare import prepare

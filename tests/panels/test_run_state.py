@@ -8,8 +8,8 @@ from learner import small
 
 from sft_nb.panels.run_state import RunState
 from sft_nb.panels.run import RunPanel
-from sft_nb.progress import Phase, Progress, progress_listener
-from sft_nb.report import Report, warn
+from sft_nb.base.progress import Phase, Progress, progress_listener
+from sft_nb.base.report import Report, warn
 from sft_nb.runs.directory import create_run
 from sft_nb.runs.metrics import append_line
 from sft_nb.runs.status import CHECKPOINT_ASKED, ProgressFile

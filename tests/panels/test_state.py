@@ -4,9 +4,9 @@ from itertools import accumulate
 import pytest
 from learner import learner
 
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.panels.batches import BatchState
-from sft_nb.report import ConfigError
+from sft_nb.base.report import ConfigError
 from sft_nb.tokens.prepare import prepare
 from sft_nb.training.train import train
 from sft_nb.training.trainer import SupervisedTrainer

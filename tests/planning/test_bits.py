@@ -6,13 +6,13 @@ import torch
 from sft_nb.checks.core import CHECKS, run_check
 from sft_nb.checks.model import check_bits
 from sft_nb.checks.preflight import Evidence
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.model.hardware import DEVICES
 from sft_nb.model.load import load_base
 from sft_nb.planning import bits
 from sft_nb.planning.bits import BitsCost, cost_of_bits, few_rows, in_16_bits
 from sft_nb.planning.plan import Plan
-from sft_nb.report import edit, SftError
+from sft_nb.base.report import edit, SftError
 from sft_nb.tokens.prepare import prepare
 from sft_nb.workbench import Workbench
 

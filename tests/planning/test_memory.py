@@ -5,7 +5,7 @@ from shapes import folder
 from transformers import AutoConfig
 
 from sft_nb.batches.layout import BatchLengths
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.model.adapter import load_model, lora_reach
 from sft_nb.planning.simulate import footprint
 from sft_nb.planning.memory import skeleton, static_bytes

@@ -9,14 +9,14 @@ from shapes import folder, tiny_config
 
 from sft_nb.batches.layout import largest_batch
 from sft_nb.checks.preflight import preflight
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.model.hardware import DEVICES, find_device, find_hardware
 from sft_nb.planning.memory import skeleton
 from sft_nb.planning.plan import plan, resolve, without_plan
 from sft_nb.planning.search import _READ_BY_SKELETON, Planner, RowLengths
-from sft_nb.report import ConfigError, SftError, edit
+from sft_nb.base.report import ConfigError, SftError, edit
 from sft_nb.runs.directory import create_run, open_run
-from sft_nb.settings import SETTINGS
+from sft_nb.config.settings import SETTINGS
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.tokenizer import load_tokenizer
 from sft_nb.training.arguments import training_arguments

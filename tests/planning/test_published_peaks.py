@@ -24,7 +24,7 @@ one row of 256 to 8,192 tokens, layers computed again, FlashAttention 2, one A10
 import pytest
 from shapes import folder
 
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.planning.plan import plan
 
 GB = (8, 12, 16, 24, 40, 48, 80)

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig
 
 from sft_nb.batches.layout import BatchLengths
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.model.adapter import load_model
 from sft_nb.model.attention import assume_documents
 from sft_nb.model.loss import causal_lm

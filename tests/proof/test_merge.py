@@ -9,10 +9,10 @@ import torch
 from learner import learner, small
 
 import sft_nb.proof.merge as merging
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.model.adapter import load_adapter, load_model
 from sft_nb.model.load import load_base
-from sft_nb.report import ConfigError, edit, Report, SftError, warn
+from sft_nb.base.report import ConfigError, edit, Report, SftError, warn
 from sft_nb.proof.merge import merge, parity, probe
 from sft_nb.proof.prove import answer_as_reference
 from sft_nb.tokens.tokenizer import load_tokenizer

@@ -16,7 +16,7 @@ from served import assert_named, edited, FEW, OTHER, TEMPLATE
 from stub_server import listening, Stub
 from transformers import AutoTokenizer
 
-from sft_nb.report import ConfigError, SftError
+from sft_nb.base.report import ConfigError, SftError
 from sft_nb.proof import prove as proving# the module
 from sft_nb.proof import folder_checks
 from sft_nb.proof.folder_checks import Folder, tokenizer_of

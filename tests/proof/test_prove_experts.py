@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from shapes import tiny_config
 from transformers import AutoModelForCausalLM
 
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.model.adapter import add_adapter
 from sft_nb.model.load import quiet
 from sft_nb.proof.folder_checks import Expected, Folder, _state_by_file_name, folder_weights

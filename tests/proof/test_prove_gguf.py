@@ -85,7 +85,7 @@ def test_llama_cpp_with_a_short_context_or_the_base_is_named(served, llama_cpp):
 
 
 def test_what_is_no_gguf_file_is_said(served):
-    from sft_nb.report import ConfigError
+    from sft_nb.base.report import ConfigError
     with pytest.raises(ConfigError, match="there is no such file"): served.prove(gguf="nothing.gguf")
     with pytest.raises(ConfigError, match="not a GGUF file"): served.prove(gguf=served.merged/"config.json")
 
@@ -99,7 +99,7 @@ def on_a_file(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("on_a_file")
     if request.param == "llama": base = write_gguf(folder/"base.gguf", "F32")
     else: base = convert(ASSETS/"tiny", folder/"base.gguf", template=TEMPLATE)
-    from sft_nb.config import load_config
+    from sft_nb.config.load import load_config
     from sft_nb.training.train import train
     run = train(load_config(
         "demo", model=str(base), tokenizer=None, runs_dir=str(folder/"runs"), method="lora", max_steps=14,
@@ -119,7 +119,7 @@ def test_an_adapter_is_served_on_the_original_file(on_a_file, llama_cpp):
 def test_an_adapter_that_is_another_is_named(on_a_file, tmp_path):
     from small_gguf import write_gguf
     from sft_nb.extras.gguf_checks import gguf_adapter
-    from sft_nb.report import ConfigError
+    from sft_nb.base.report import ConfigError
     served, _, adapter = on_a_file
     content = bytearray(adapter.read_bytes())
     content[-100] ^= 255
@@ -133,7 +133,7 @@ def test_an_adapter_that_is_another_is_named(on_a_file, tmp_path):
 
 def test_what_cannot_be_an_adapter_of_a_file_is_said(served, on_a_file, monkeypatch):
     from sft_nb.extras.gguf_checks import adapter_tensors, Gguf, gguf_adapter
-    from sft_nb.report import ConfigError
+    from sft_nb.base.report import ConfigError
     with pytest.raises(ConfigError, match="is no GGUF file"): gguf_adapter(served.run, served.folder/"a.gguf")
     proof = served.prove(gguf=on_a_file[2])
     assert "skipped" in {s.finding.status for s in proof.stages if s.name == "gguf adapter"}

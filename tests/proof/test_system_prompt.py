@@ -7,12 +7,12 @@ from stub_server import listening, Stub
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sft_nb.cli import main
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.panels.conversation import GenerationState
 from sft_nb.panels.generation import GenerationPanel
 from sft_nb.proof.merge import merge, with_system_prompt
 from sft_nb.proof.prove import prove
-from sft_nb.report import ConfigError
+from sft_nb.base.report import ConfigError
 from sft_nb.runs.directory import Run
 from sft_nb.runs.locate import find_target
 from sft_nb.tokens.prepare import prepare

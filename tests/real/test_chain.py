@@ -15,7 +15,7 @@ from as_gguf import convert
 from served import assert_named, edited, proofs_of, Served
 from test_prove_transformers import transformers_serve
 
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.proof import merge as merging
 from sft_nb.proof.merge import merge, with_system_prompt
 from sft_nb.tokens.encode import encode, encode_prompts

@@ -11,7 +11,7 @@ from conftest import shared
 from sft_nb.batches.layout import rows_stay_apart
 from sft_nb.checks.core import CHECKS, run_check
 from sft_nb.checks.preflight import Evidence
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.evaluation.evaluate import evaluate
 from sft_nb.model.generate import continue_tokens, reads_padding
 from sft_nb.model.load import load_base

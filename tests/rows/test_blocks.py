@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from sft_nb.report import SftError
+from sft_nb.base.report import SftError
 from sft_nb.rows.settings import FORMATS
 from sft_nb.rows.readers import detect
 from sft_nb.rows.formats import to_messages

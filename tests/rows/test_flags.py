@@ -4,8 +4,8 @@ import json
 import datasets
 import pytest
 
-from sft_nb.config import load_config
-from sft_nb.report import SftError
+from sft_nb.config.load import load_config
+from sft_nb.base.report import SftError
 from sft_nb.rows.messages import LOSS_FLAGS
 from sft_nb.rows.formats import to_messages
 from sft_nb.tokens.prepare import prepare

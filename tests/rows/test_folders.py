@@ -1,8 +1,8 @@
 """Files of a folder that are not read are counted with the reason; a file in another encoding is told what it is in."""
 import pytest
 
-from sft_nb.config import load_config
-from sft_nb.report import SftError
+from sft_nb.config.load import load_config
+from sft_nb.base.report import SftError
 from sft_nb.rows.files import plausible_encoding
 from sft_nb.rows.sources import open_rows
 from sft_nb.tokens.prepare import prepare

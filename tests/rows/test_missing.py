@@ -9,8 +9,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from sft_nb.config import load_config
-from sft_nb.report import SftError
+from sft_nb.config.load import load_config
+from sft_nb.base.report import SftError
 from sft_nb.rows.formats import to_messages
 from sft_nb.rows.sources import open_rows
 from sft_nb.tasks.core import task

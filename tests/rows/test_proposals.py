@@ -3,8 +3,8 @@ import itertools, json
 
 import pytest
 
-from sft_nb.config import load_config
-from sft_nb.report import ConfigError, SftError
+from sft_nb.config.load import load_config
+from sft_nb.base.report import ConfigError, SftError
 from sft_nb.rows.columns import ColumnRenamer, parse_fields
 from sft_nb.rows.readers import detect
 from sft_nb.rows.proposals import propose_fields

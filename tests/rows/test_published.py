@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from sft_nb.config import load_config
-from sft_nb.report import SftError
+from sft_nb.config.load import load_config
+from sft_nb.base.report import SftError
 from sft_nb.tokens.prepare import prepare
 
 Q, A = "What is {k} plus two?", "It is two more than {k}."

@@ -5,8 +5,8 @@ import datasets, pandas, pyarrow, pyarrow.parquet, pytest
 from conftest import shared
 from hypothesis import HealthCheck, given, settings as how, strategies as st
 
-from sft_nb.config import load_config
-from sft_nb.report import ConfigError, SftError
+from sft_nb.config.load import load_config
+from sft_nb.base.report import ConfigError, SftError
 from sft_nb.rows.files import SUFFIXES, file_source
 from sft_nb.rows.sources import hash_to_unit, Mixture, open_rows, read_rows
 from sft_nb.tokens.prepare import prepare

@@ -8,8 +8,8 @@ import pyarrow.parquet
 import pytest
 from conftest import shared
 
-from sft_nb.config import load_config
-from sft_nb.report import ConfigError, SftError
+from sft_nb.config.load import load_config
+from sft_nb.base.report import ConfigError, SftError
 from sft_nb.rows.sources import open_rows, read_rows
 from sft_nb.tasks.core import get_task, task_of
 from sft_nb.tokens.conversations import conversation, read_split, open_split

@@ -4,8 +4,8 @@ import json
 import pytest
 from conftest import shared
 
-from sft_nb.config import load_config
-from sft_nb.report import FIX_LANGUAGES, fix_language, SftError
+from sft_nb.config.load import load_config
+from sft_nb.base.report import FIX_LANGUAGES, fix_language, SftError
 from sft_nb.rows.sources import open_rows
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.tokenizer import load_tokenizer

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.rows.tool_calls import argument_problem, call_flaws
 from sft_nb.tokens.prepare import prepare
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from sft_nb.config import load_config
-from sft_nb.report import SftError
+from sft_nb.config.load import load_config
+from sft_nb.base.report import SftError
 from sft_nb.rows.sources import read_rows
 from sft_nb.tokens.prepare import prepare
 

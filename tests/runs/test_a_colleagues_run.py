@@ -4,12 +4,12 @@ import json
 import pytest
 
 from sft_nb.cli import main
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.evaluation.evaluate import held_out
 from sft_nb.model.load import load_shape
 from sft_nb.panels.conversation import GenerationState
 from sft_nb.proof.merge import merge
-from sft_nb.report import ConfigError, SftError
+from sft_nb.base.report import ConfigError, SftError
 from sft_nb.runs.directory import create_run
 from sft_nb.runs.locate import find_target
 from sft_nb.tokens.prepare import prepare

@@ -9,11 +9,11 @@ import psutil
 import pytest
 from learner import killed_at_eight, small
 
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.model.hardware import _free_gib
-from sft_nb.files import cache_home, read_json_object
+from sft_nb.base.files import cache_home, read_json_object
 from sft_nb.panels.run_state import RunState
-from sft_nb.report import ConfigError, SftError
+from sft_nb.base.report import ConfigError, SftError
 from sft_nb.evaluation.evaluate import Evaluation
 from sft_nb.proof.merge import merge
 from sft_nb.evaluation.sweep import Sweep

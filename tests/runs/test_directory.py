@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from sft_nb.config import load_config
-from sft_nb.report import MissingPathError, SftError
+from sft_nb.config.load import load_config
+from sft_nb.base.report import MissingPathError, SftError
 from sft_nb.runs.checkpoint import find_corruption, flatten_folder, prune, remove_leftovers, write_checksums
 from sft_nb.runs.directory import Run, create_run
 from sft_nb.runs.status import Status, read_status

@@ -11,9 +11,9 @@ from functools import cache
 
 import pytest
 
-from sft_nb.config import load_config
-from sft_nb.files import try_lock
-from sft_nb.report import ConfigError, SftError
+from sft_nb.config.load import load_config
+from sft_nb.base.files import try_lock
+from sft_nb.base.report import ConfigError, SftError
 from sft_nb.runs import process
 from sft_nb.runs.locate import find_target
 from sft_nb.runs.directory import Run, check_free, check_links, create_run, open_run, reserve_name, start_process
@@ -326,7 +326,7 @@ def container():
 
 STOP = """
 import os, sys
-from sft_nb.report import ConfigError
+from sft_nb.base.report import ConfigError
 from sft_nb.runs.directory import Run
 run = Run(sys.argv[1])
 print(os.getpid(), run.state, run.owner())

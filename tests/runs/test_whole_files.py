@@ -9,9 +9,9 @@ from unittest.mock import patch
 
 import pytest
 
-from sft_nb.config import load_config
-from sft_nb.files import atomic_folder, remove_temporaries, write_atomically
-from sft_nb.report import ConfigError, Report
+from sft_nb.config.load import load_config
+from sft_nb.base.files import atomic_folder, remove_temporaries, write_atomically
+from sft_nb.base.report import ConfigError, Report
 from sft_nb.runs import metrics
 from sft_nb.runs.directory import Run, create_run
 from sft_nb.runs.directory import list_runs
@@ -33,8 +33,8 @@ os.fsync = dying
 
 SAVES = """
 from pathlib import Path
-from sft_nb.config import load_config, save_config
-from sft_nb.report import Report, ok
+from sft_nb.config.load import load_config, save_config
+from sft_nb.base.report import Report, ok
 folder = Path(sys.argv[2])
 Report("rows", dict(rows=2), [ok("fine", check="x")]).save(folder/"data.json")
 save_config(load_config("demo", max_steps=7), folder/"config.json")
@@ -54,7 +54,7 @@ def test_a_report_and_a_config_are_the_old_ones_or_the_new_ones(tmp_path):
 
 
 MAKES = """
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.runs.directory import create_run
 create_run(load_config("demo", runs_dir=sys.argv[2], run_name="a"))
 """

@@ -8,8 +8,8 @@ import pytest
 from conftest import shared
 
 from sft_nb.cli import main
-from sft_nb.config import load_config
-from sft_nb.report import ConfigError
+from sft_nb.config.load import load_config
+from sft_nb.base.report import ConfigError
 from sft_nb.tokens.prepare import prepare
 
 

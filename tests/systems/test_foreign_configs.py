@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sft_nb.config import load_config, table
-from sft_nb.report import ConfigError, SftError
-from sft_nb.settings import ALIASES, defaults
+from sft_nb.config.load import load_config, table
+from sft_nb.base.report import ConfigError, SftError
+from sft_nb.config.settings import ALIASES, defaults
 from sft_nb.extras.meanings import FileSettings, Meaning
 from sft_nb.extras.other_tools import FOREIGN, foreign_keys, TOOLS, translate_setting, VALUES
 

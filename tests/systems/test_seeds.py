@@ -8,10 +8,10 @@ import pytest
 from learner import shape
 
 from sft_nb.cli import commands, main
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.model.parallelism import deepspeed_config
-from sft_nb.report import ConfigError
-from sft_nb.settings import defaults
+from sft_nb.base.report import ConfigError
+from sft_nb.config.settings import defaults
 from sft_nb.tasks.core import task_names
 
 
@@ -105,7 +105,7 @@ def test_001_training_arguments_are_a_config(tmp_path):
 
 def test_001_the_collator_is_called_as_theirs(tokenizer):
     from sft_nb.batches.collate import DataCollatorForCausalLM
-    from sft_nb.report import SftError
+    from sft_nb.base.report import SftError
     collator = DataCollatorForCausalLM(tokenizer=tokenizer, pad_to_multiple_of=8, return_tensors="pt")
     rows = [dict(input_ids=[1] * n, labels=[1] * n) for n in (80, 103)]   # seed 000: "expected sequence of length 80"
     assert collator(rows)["labels"].shape == (2, 104)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from sft_nb.cli import main
-from sft_nb.config import config_names, load_config, table
-from sft_nb.report import ConfigError
-from sft_nb.settings import defaults
+from sft_nb.config.load import config_names, load_config, table
+from sft_nb.base.report import ConfigError
+from sft_nb.config.settings import defaults
 from sft_nb.extras.meanings import Meaning
 from sft_nb.extras.other_tools import FOREIGN, translate_setting
 
@@ -81,7 +81,7 @@ REFUSED = [   # and what the error says
 
 @pytest.mark.parametrize("given, says", REFUSED, ids=lambda x: str(x)[:60])
 def test_what_is_refused(given, says):
-    from sft_nb.report import fix_language
+    from sft_nb.base.report import fix_language
     with pytest.raises(ConfigError) as e, fix_language("shell" if "--" in says else "python"): load_config(**given)
     text = str(e.value) if "--" not in says else e.value.fix.says("shell")
     assert says in text and len(text) <= 300

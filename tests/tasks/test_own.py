@@ -4,8 +4,8 @@ import json
 import pytest
 from learner import small
 
-from sft_nb.config import load_config, save_config
-from sft_nb.report import ConfigError, SftError
+from sft_nb.config.load import load_config, save_config
+from sft_nb.base.report import ConfigError, SftError
 from sft_nb.evaluation.evaluate import evaluate
 from sft_nb.runs.directory import Run
 from sft_nb.tasks.core import get_task, Score, task, task_of

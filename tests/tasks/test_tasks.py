@@ -5,8 +5,8 @@ import pytest
 from conftest import shared
 from hypothesis import given, strategies as st
 
-from sft_nb.report import ConfigError, SftError
-from sft_nb.settings import SETTINGS
+from sft_nb.base.report import ConfigError, SftError
+from sft_nb.config.settings import SETTINGS
 from sft_nb.tasks.arithmetic import is_held_out, solve, TASK
 from sft_nb.tasks.core import get_task, task_names
 from sft_nb.tasks.answers import final_number
@@ -67,7 +67,7 @@ def test_tasks_are_found_by_name_and_by_path():
 def units_of(tmp_path, *rows, task="units", **settings):
     "What is learned from a file of rows, and why the others are dropped"
     import json
-    from sft_nb.config import load_config
+    from sft_nb.config.load import load_config
     from sft_nb.tokens.prepare import prepare
     from sft_nb.tokens.tokenizer import load_tokenizer
     file = tmp_path/"rows.json"
@@ -96,7 +96,7 @@ def test_reasoning_that_ends_in_its_answer_is_not_answered_twice(tmp_path):
 
 def test_rows_without_a_gold_answer_are_not_evaluated(tmp_path):
     import json
-    from sft_nb.config import load_config
+    from sft_nb.config.load import load_config
     from sft_nb.tasks.core import task_of
     from sft_nb.tokens.conversations import read_split
     for task, good, bad in (("units", dict(question="?", answer="1"), dict(question="?", answer="")),

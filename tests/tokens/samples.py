@@ -2,7 +2,7 @@
 import json, random
 from pathlib import Path
 
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 
 
 def pairs(n, seed=0):

@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 from samples import finding, no_eval, pairs, supervised
 
-from sft_nb.config import load_config
-from sft_nb.report import SftError
+from sft_nb.config.load import load_config
+from sft_nb.base.report import SftError
 from sft_nb.tokens.accounting import _count_answers, Counts, truncate_to_length
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.tokenizer import load_tokenizer

@@ -3,8 +3,8 @@ the prompt of generation ends, with its own thought in the tags of the template,
 import pytest
 from reasoning_templates import chatml, END, HARMONY, MESSAGES, OFF, SPECIAL, when
 
-from sft_nb.config import load_config
-from sft_nb.report import SftError
+from sft_nb.config.load import load_config
+from sft_nb.base.report import SftError
 from sft_nb.rows.messages import read_blocks
 from sft_nb.rows.formats import to_messages
 from sft_nb.tokens.encode import encode

@@ -10,8 +10,8 @@ import pytest
 from samples import no_eval, pairs, write
 from tokenizers import Tokenizer
 
-from sft_nb.config import load_config
-from sft_nb.report import ConfigError, SftError
+from sft_nb.config.load import load_config
+from sft_nb.base.report import ConfigError, SftError
 from sft_nb.tokens import prepare as prepare_module
 from sft_nb.tokens.cache import _tokenizer_digest, entry_damage, seal_entry
 from sft_nb.tokens.prepare import prepare

@@ -4,8 +4,8 @@ import pytest
 from conftest import shared
 from samples import finding, no_eval, supervised, trl_template, write
 
-from sft_nb.config import load_config
-from sft_nb.report import SftError
+from sft_nb.config.load import load_config
+from sft_nb.base.report import SftError
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.tokenizer import load_tokenizer
 

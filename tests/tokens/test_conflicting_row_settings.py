@@ -1,8 +1,8 @@
 """Settings about rows that would have no effect, or would take each other back, are refused."""
 import pytest
 
-from sft_nb.config import load_config
-from sft_nb.report import ConfigError, MissingFileError, edit
+from sft_nb.config.load import load_config
+from sft_nb.base.report import ConfigError, MissingFileError, edit
 from sft_nb.runs.directory import Run, plot
 from sft_nb.tasks.core import task
 from sft_nb.tokens.conversations import source_weights

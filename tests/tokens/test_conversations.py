@@ -1,8 +1,8 @@
 """What becomes of a row's messages: the system prompt of the config, and rows that have one of their own."""
 import pytest
 
-from sft_nb.config import load_config
-from sft_nb.report import SftError
+from sft_nb.config.load import load_config
+from sft_nb.base.report import SftError
 from sft_nb.tasks.core import task_of
 from sft_nb.tokens.conversations import conversation
 from sft_nb.tokens.prepare import prepare

@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.tokens.prepare import prepare
 
 WORDS = ("the a of river light system quickly moves under many stones with careful hands when it rains often people "

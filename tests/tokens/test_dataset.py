@@ -5,8 +5,8 @@ import datasets, pandas
 import pytest
 from samples import finding, no_eval, pairs, write
 
-from sft_nb.config import load_config
-from sft_nb.report import ConfigError, SftError
+from sft_nb.config.load import load_config
+from sft_nb.base.report import ConfigError, SftError
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.tokenizer import load_tokenizer
 

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings as how, strategies as st
 from samples import trl_templates
 from tokenizers.processors import TemplateProcessing
 
-from sft_nb.config import load_config
-from sft_nb.report import SftError
+from sft_nb.config.load import load_config
+from sft_nb.base.report import SftError
 from sft_nb.tokens.encode import Encoder, encode, encode_prompts
 from sft_nb.tokens.template_cache import ConversationSplitter
 from sft_nb.tokens.template import PROBE_CALL, Template

@@ -3,8 +3,8 @@ import pytest
 from conftest import shared
 from samples import no_eval, supervised, write
 
-from sft_nb.config import load_config
-from sft_nb.report import SftError
+from sft_nb.config.load import load_config
+from sft_nb.base.report import SftError
 from sft_nb.rows.formats import to_messages
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.tokenizer import load_tokenizer

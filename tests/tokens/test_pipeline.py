@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings as how, strategies as st
 from samples import no_eval, pairs
 
-from sft_nb.config import load_config
-from sft_nb.report import SftError
+from sft_nb.config.load import load_config
+from sft_nb.base.report import SftError
 from sft_nb.rows.settings import FORMATS
 from sft_nb.tasks.chat import Chat
 from sft_nb.tasks.core import task_of
@@ -249,7 +249,7 @@ def test_workers_go_with_the_process_that_made_them(tmp_path):
     script = tmp_path/"prepares.py"
     script.write_text("""if True:
         import sft_nb.tokens.pipeline as pipeline, itertools, time, sys
-        from sft_nb.config import load_config
+        from sft_nb.config.load import load_config
         from sft_nb.tasks.core import get_task
         from sft_nb.tokens.template import Template
         from sft_nb.tokens.tokenizer import load_tokenizer

@@ -6,8 +6,8 @@ import pytest
 from conftest import shared
 from samples import finding, no_eval, pairs, supervised, trl_template, write
 
-from sft_nb.config import load_config, save_config
-from sft_nb.report import ConfigError, MissingFileError, SftError
+from sft_nb.config.load import load_config, save_config
+from sft_nb.base.report import ConfigError, MissingFileError, SftError
 from sft_nb.rows.sources import read_rows
 from sft_nb.tokens.encode import encode_prompts
 from sft_nb.tokens.prepare import prepare

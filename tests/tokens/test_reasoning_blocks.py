@@ -6,8 +6,8 @@ import re
 import pytest
 from reasoning_templates import SPECIAL, TEMPLATES
 
-from sft_nb.config import load_config
-from sft_nb.report import SftError
+from sft_nb.config.load import load_config
+from sft_nb.base.report import SftError
 from sft_nb.tokens.encode import encode
 from sft_nb.tokens.tokenizer import load_tokenizer
 

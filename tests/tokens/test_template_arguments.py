@@ -5,9 +5,9 @@ import pytest
 from reasoning_templates import TEMPLATES
 from transformers import AutoTokenizer
 
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.extras.openai_client import request_body
-from sft_nb.report import ConfigError, SftError
+from sft_nb.base.report import ConfigError, SftError
 from sft_nb.tokens.cache import token_inputs
 from sft_nb.tokens.encode import encode, encode_prompts
 from sft_nb.tokens.prepare import prepare

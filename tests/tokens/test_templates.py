@@ -3,8 +3,8 @@ import pytest
 from samples import trl_template
 from transformers import AutoTokenizer
 
-from sft_nb.config import load_config
-from sft_nb.report import ConfigError
+from sft_nb.config.load import load_config
+from sft_nb.base.report import ConfigError
 from sft_nb.tokens.template import as_text
 from sft_nb.tokens.tokenizer import _read_template, load_tokenizer, template_names
 

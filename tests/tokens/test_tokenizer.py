@@ -5,8 +5,8 @@ import pytest
 from conftest import shared
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from sft_nb.config import load_config
-from sft_nb.report import ConfigError
+from sft_nb.config.load import load_config
+from sft_nb.base.report import ConfigError
 from sft_nb.tokens.display import spans
 from sft_nb.tokens.tokenizer import ASSETS, choose_pad, load_tokenizer
 

@@ -3,12 +3,12 @@ import pytest
 import torch
 from learner import small
 
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.model.adapter import load_model
-from sft_nb.optimizer import make_optimizer, make_schedule
-from sft_nb.report import ConfigError
+from sft_nb.model.optimizer import make_optimizer, make_schedule
+from sft_nb.base.report import ConfigError
 from sft_nb.runs.directory import create_run
-from sft_nb.settings import settings_with
+from sft_nb.config.settings import settings_with
 from sft_nb.training.arguments import training_arguments
 from sft_nb.training.train import build_trainer, train
 from sft_nb.workbench import Workbench

@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 
 from sft_nb import workbench
 from sft_nb.checks.preflight import preflight
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.model.adapter import load_model
-from sft_nb.report import ConfigError, SftError
+from sft_nb.base.report import ConfigError, SftError
 from sft_nb.runs.distributed import check_processes
 from sft_nb.training.train import train
 from sft_nb.workbench import Workbench

@@ -10,7 +10,7 @@ import pytest
 from learner import assert_same, killed_at_eight, names, small, weights
 from transformers import TrainerCallback
 
-from sft_nb.report import ConfigError, SftError
+from sft_nb.base.report import ConfigError, SftError
 from sft_nb.evaluation.evaluate import evaluate
 from sft_nb.runs.checkpoint import find_corruption
 from sft_nb.runs.directory import Run

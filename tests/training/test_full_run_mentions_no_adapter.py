@@ -7,7 +7,7 @@ from learner import small, weights_of_learner
 
 from sft_nb.cli import main
 from sft_nb.model.adapter import load_model, lora_reach
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.extras.plan_panel import PlanState
 from sft_nb.planning.plan import plan
 from sft_nb.training.train import train

@@ -11,8 +11,8 @@ import pytest
 from learner import learner, values, weights
 
 from sft_nb.cli import main
-from sft_nb.config import load_config
-from sft_nb.report import Report, SftError
+from sft_nb.config.load import load_config
+from sft_nb.base.report import Report, SftError
 from sft_nb.runs.directory import Run
 from sft_nb.training.launch import launch
 from sft_nb.training.train import train

@@ -5,7 +5,7 @@ import pytest
 import torch
 from learner import names, small, values
 
-from sft_nb.report import ConfigError
+from sft_nb.base.report import ConfigError
 from sft_nb.runs.directory import Run
 from sft_nb.training.train import resume, train
 from sft_nb.workbench import Workbench

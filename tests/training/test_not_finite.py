@@ -7,7 +7,7 @@ import torch
 from learner import assert_same, curve, notes, small
 from transformers import TrainerCallback
 
-from sft_nb.report import edit, SftError
+from sft_nb.base.report import edit, SftError
 from sft_nb.runs.directory import Run
 from sft_nb.tokens.prepare import prepare
 from sft_nb.training import guards

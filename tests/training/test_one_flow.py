@@ -7,7 +7,7 @@ import pytest
 from learner import learner
 
 from sft_nb import evaluate, launch, load_config, plan, prepare, preflight, train
-from sft_nb.report import ConfigError, SftError
+from sft_nb.base.report import ConfigError, SftError
 from sft_nb.tokens import prepare as prepare_module
 from sft_nb.tokens.dataset import Data
 from sft_nb.tokens.tokenizer import load_tokenizer

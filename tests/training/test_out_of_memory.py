@@ -7,7 +7,7 @@ import pytest
 import torch
 from learner import curve, notes, small, values, weights
 
-from sft_nb.report import SftError
+from sft_nb.base.report import SftError
 from sft_nb.runs.directory import Run
 from sft_nb.training.train import train
 from sft_nb.training.trainer import SupervisedTrainer

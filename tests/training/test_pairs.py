@@ -8,7 +8,7 @@ from conftest import ROOT
 sys.path.insert(0, str(ROOT/"scripts"))
 import pairs   # noqa: E402
 
-from sft_nb.report import edit, SftError   # noqa: E402
+from sft_nb.base.report import edit, SftError   # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("warm_processes")
 

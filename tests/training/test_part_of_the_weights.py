@@ -6,7 +6,7 @@ import pytest
 from learner import curve, small
 from safetensors.torch import load_file
 
-from sft_nb.report import ConfigError
+from sft_nb.base.report import ConfigError
 from sft_nb.training.arguments import check_settings
 from sft_nb.training.train import resume, train
 

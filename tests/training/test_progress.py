@@ -7,9 +7,9 @@ import pytest
 from learner import assert_same, at_step, names, small
 from transformers import TrainerControl, TrainerState
 
-from sft_nb import progress
+from sft_nb.base import progress
 from sft_nb.checks import preflight
-from sft_nb.progress import ProgressBar, Phase, Progress, progress_listener, log, show_progress
+from sft_nb.base.progress import ProgressBar, Phase, Progress, progress_listener, log, show_progress
 from sft_nb.runs.directory import Run
 from sft_nb.runs.metrics import read_lines
 from sft_nb.runs.status import CHECKPOINT_ASKED, read_progress

@@ -9,10 +9,10 @@ from unittest.mock import patch
 import pytest
 from learner import TEN_STEPS, killed_at_eight, learner, small
 
-from sft_nb import progress
+from sft_nb.base import progress
 from sft_nb.cli import main
 from sft_nb.cli.commands import _print_until_end
-from sft_nb.report import ConfigError, SftError
+from sft_nb.base.report import ConfigError, SftError
 from sft_nb.runs.directory import Run, create_run
 from sft_nb.runs.environment import write_json
 from sft_nb.runs.provenance import check_provenance

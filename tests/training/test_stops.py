@@ -8,7 +8,7 @@ import pytest
 from learner import assert_same, at_step, killed_at_eight, names, small
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from sft_nb.report import ConfigError
+from sft_nb.base.report import ConfigError
 from sft_nb.runs.directory import Run
 from sft_nb.runs.process import MOMENT, SIGNALS
 from sft_nb.tokens.prepare import prepare

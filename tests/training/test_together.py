@@ -16,9 +16,9 @@ from learner import learner, values, weights
 from packaging.version import Version
 from safetensors.torch import load_file
 
-from sft_nb.config import load_config, save_config
+from sft_nb.config.load import load_config, save_config
 from sft_nb.extras import sharding as division
-from sft_nb.report import ConfigError
+from sft_nb.base.report import ConfigError
 from sft_nb.runs.directory import Run
 from sft_nb.training.arguments import training_arguments
 from sft_nb.training.launch import launch
@@ -172,7 +172,7 @@ def test_one_process_goes_on_with_what_two_began(tmp_path):
 
 NOT_FINITE = """
 import sys
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.training.train import train
 sys.path[:0] = {folders}
 from test_not_finite import not_finite
@@ -197,7 +197,7 @@ BROKEN_WEIGHTS = """
 import sys
 import torch
 from transformers import TrainerCallback
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.training.train import train
 
 class Breaks(TrainerCallback):

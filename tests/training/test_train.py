@@ -12,10 +12,10 @@ from transformers import Qwen3Config, Trainer, TrainerCallback, TrainingArgument
 
 from sft_nb.batches.collate import DataCollatorForCausalLM
 from sft_nb.cli import main
-from sft_nb.config import load_config
+from sft_nb.config.load import load_config
 from sft_nb.model.adapter import load_model
 from sft_nb.model.load import guard_4bit, load_base
-from sft_nb.report import ConfigError, SftError
+from sft_nb.base.report import ConfigError, SftError
 from sft_nb.evaluation.generations import answer_rows
 from sft_nb.evaluation.evaluate import evaluate
 from sft_nb.runs.checkpoint import step_of

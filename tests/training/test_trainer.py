@@ -60,7 +60,7 @@ def test_what_is_touched_is_seen(source, names): assert touched(source) == names
 
 def test_the_chapter_lists_each_overridden_method_with_its_reason():
     "An upgrade that drops or renames one of them fails here, too"
-    chapter = json.loads((ROOT/"nbs/11_training/04_trainer.ipynb").read_text(encoding="utf-8"))
+    chapter = json.loads((ROOT/"nbs/11_training/05_trainer.ipynb").read_text(encoding="utf-8"))
     prose = "\n\n".join("".join(cell["source"]) for cell in chapter["cells"] if cell["cell_type"] == "markdown")
     table = prose.partition("| overridden method | why |\n|---|---|\n")[2].partition("\n\n")[0]
     rows = [[part.strip() for part in line.strip("|").split("|")] for line in table.splitlines()]

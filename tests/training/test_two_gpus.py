@@ -9,7 +9,7 @@ from learner import assert_same, killed_at_eight, small
 
 from sft_nb.checks import environment
 from sft_nb.checks.environment import check_gpu
-from sft_nb.report import Report
+from sft_nb.base.report import Report
 from sft_nb.runs.distributed import init_distributed
 from sft_nb.training.train import resume, train
 
