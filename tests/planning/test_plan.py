@@ -315,6 +315,11 @@ def test_qlora_is_refused_for_what_multiplies_with_its_weights_itself(tmp_path, 
     assert [f.fix.settings for f in failed] == [dict(method="lora")]
 
 
+def test_what_this_machine_cannot_compute_is_planned_for_another():
+    "float16 on a T4, planned where there is no GPU"
+    assert plan(load_config("demo", dtype="float16", method="lora"), device="t4-16gb", lengths=[20, 40]).fits
+
+
 @pytest.mark.parametrize("kind", ["jetmoe", "openai-gpt"])
 def test_what_cannot_compute_its_layers_again_is_planned_without(tmp_path, kind, monkeypatch):
     "By itself on a GPU, with a plan or without; who asks for it is told"
