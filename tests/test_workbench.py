@@ -46,9 +46,9 @@ def test_the_layout_is_asked_again_once_the_model_is_there(tmp_path, data):
     "A config alone cannot tell all of it"
     bench = Workbench(small(tmp_path), data=data)
     with counted("layout") as maker:
-        assert bench.layout is bench.layout and maker.call_args.kwargs["model"] is None
+        assert bench.layout is bench.layout and maker.call_args.args[3] is None
         model = bench.model
-        assert bench.layout is bench.layout and maker.call_args.kwargs["model"] is model
+        assert bench.layout is bench.layout and maker.call_args.args[3] is model
     assert maker.call_count == 2
 
 

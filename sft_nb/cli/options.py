@@ -230,6 +230,8 @@ def _find_fault(kind, typed:str, texts:list[str])->ConfigError|None:
     if negative: return ConfigError(_LINE, f"{typed} is {texts[0]}", "0 or more", edit(**{kind.name: kind.default}))
 
 # %% ../../nbs/15_cli/00_options.ipynb #01ba2a03
+_DURATIONS = ("timeout", *settings_with("is_duration"))   # options that also take 90s, 30m, 5h or 1:30:00
+
 def check_line(
     command:str,
     args:list[str],
@@ -322,8 +324,6 @@ def switches(
     return [*first, *out]
 
 # %% ../../nbs/15_cli/00_options.ipynb #op0pla03
-_DURATIONS = ("timeout", *settings_with("is_duration"))   # options that also take 90s, 30m, 5h or 1:30:00
-
 def _is_run(text:str)->bool:
     return any(os.path.isfile(os.path.join(root, text, "config.json")) for root in ("", "runs"))
 

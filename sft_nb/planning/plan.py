@@ -198,13 +198,11 @@ def decisions(
     chosen:Candidate,
 )->dict[str,tuple]:   # setting -> (value, reason)
     "The settings that follow from the chosen way"
-    measured = {}
-    hardware = find_hardware(**planner.cfg.values(find_hardware))
-    if planner.device.kind == "cpu" and hardware.gain is not None:
+    cfg, way, measured = planner.cfg, chosen.way, {}
+    if planner.device.kind == "cpu" and (hardware := find_hardware(**cfg.values(find_hardware))).gain is not None:
         measured["dtype"] = (hardware.dtype_name, f"auto: {hardware.dtype_reason}")
-    if planner.cfg.dtype == "float32" and planner.device.kind == "cuda" and torch.cuda.is_available():
-        measured["dtype"] = ("float32", hardware.dtype_reason)
-    cfg, way = planner.cfg, chosen.way
+    if cfg.dtype == "float32" and planner.device.kind == "cuda" and torch.cuda.is_available():
+        measured["dtype"] = ("float32", find_hardware(**cfg.values(find_hardware)).dtype_reason)
     def explain(setting, value, why):
         "The value of a setting and its reason: that of the plan if the setting was `auto`"
         if getattr(cfg, setting) != "auto": return value, _GIVEN

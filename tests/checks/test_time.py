@@ -29,7 +29,7 @@ def test_what_is_left_out_is_said(no_time):
     said = report.figures[IN_PART]
     for part in ("largest batch ", " of 32 rows; ", "evaluation ", "few rows 3 of 10 steps"): assert part in said, said
     assert report.figures["tokens_of_the_first_step"] <= FEW_TOKENS
-    assert f"{IN_PART}: {said}" in describe_preflight(bench, report)
+    assert f"{IN_PART.replace('_', ' ')}: {said}" in describe_preflight(bench, report)
     assert "after 3 steps on the same rows" in str([f.says for f in report.findings if f.check == "learning.learns"])
     assert not {"step.gradient", "step.derivative", "step.evaluation"} & {*bad(report)}
 

@@ -141,7 +141,7 @@ def test_float32_means_tf32_where_a_card_has_it(card, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     there = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True))
     monkeypatch.setattr("sft_nb.planning.plan.torch", there)
-    monkeypatch.setattr("sft_nb.planning.plan.find_hardware", lambda cfg: found)
+    monkeypatch.setattr("sft_nb.planning.plan.find_hardware", lambda **how: found)
     made = plan(cfg, device=here, lengths=[64] * 4)
     assert made.settings["dtype"] == "float32" and "TF32" in made.reasons["dtype"]
 
@@ -159,7 +159,7 @@ def test_products_of_a_base_are_in_tf32_or_not_as_the_hardware_says(monkeypatch)
     real = find_hardware(**cfg.values(find_hardware))
     for tf32 in (True, False):
         as_card = SimpleNamespace(device="cuda", dtype=real.dtype, tf32=tf32)
-        monkeypatch.setattr("sft_nb.model.load.find_hardware", lambda cfg, as_card=as_card: as_card)
+        monkeypatch.setattr("sft_nb.model.load.find_hardware", lambda as_card=as_card, **how: as_card)
         monkeypatch.setattr("sft_nb.model.load._loading_arguments", lambda cfg, hardware, shape: dict(dtype=real.dtype))
         load_base(cfg, load_tokenizer(cfg))
         assert torch.backends.cuda.matmul.allow_tf32 is tf32

@@ -131,7 +131,7 @@ def test_the_pictures_of_the_pages_are_there_and_small():
     for name in screenshots.SITE:
         file = ROOT/"nbs"/"images"/f"panel-{name}.png"
         assert file.read_bytes()[:4] == b"\x89PNG" and file.stat().st_size <= 150 * 1024
-        pages = [p for p in (ROOT/"nbs"/"14_panels").glob("*.ipynb") if f"../images/{file.name}" in p.read_text()]
+        pages = [p for p in (ROOT/"nbs").glob("*/*.ipynb") if f"../images/{file.name}" in p.read_text()]
         assert len(pages) == 1
 
 

@@ -327,7 +327,7 @@ def test_what_cannot_compute_its_layers_again_is_planned_without(tmp_path, kind,
     assert e.value.fix.settings == dict(gradient_checkpointing=False)
     assert [f.fix.settings for f in preflight(asked).failed] == [dict(gradient_checkpointing=False)]
     card = replace(find_hardware(**cfg.values(find_hardware)), device="cuda")
-    monkeypatch.setattr("sft_nb.planning.plan.find_hardware", lambda cfg: card)
+    monkeypatch.setattr("sft_nb.planning.plan.find_hardware", lambda **how: card)
     assert without_plan(cfg, prepare(cfg), "no plan").gradient_checkpointing is False
 
 

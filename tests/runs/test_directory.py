@@ -98,7 +98,7 @@ def test_a_killed_run_says_at_which_step_it_was_and_at_which_it_goes_on(tmp_path
     assert (run.state_in_words, list_runs(tmp_path).get("checkpoint").iloc[0]) == ("finished at step 10", None)
     run.set_status("running", step=8)
     says = "killed at step 10; its last checkpoint is of step 6"   # step 10 was logged
-    assert run.state_in_words == says and f"killed: {says}\nNext: resume(" in str(run)
+    assert run.state_in_words == says and f"killed: {says}\n  Next: resume(" in str(run)
     assert "Next: " in run._repr_html_() and run.to_dict()["fix"] == f"sft_nb train --resume {run.path}"
     assert "its last checkpoint is of step 6" in run._repr_html_()
     assert "(killed, or out of memory); its last checkpoint is of step 6. Fix: resume(" in str(run.failure())

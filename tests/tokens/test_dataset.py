@@ -75,7 +75,7 @@ def found_in(tokenizer, template, *rows, **settings):
     tok = copy.deepcopy(tokenizer)
     tok.chat_template, tok.reasoning = template or tok.chat_template, settings.get("reasoning", "auto")
     report = prepare(no_eval(task="chat", **settings), tok, train=[dict(messages=m) for m in rows]).report
-    return {f.check: f for f in report.findings}, report.figures.get("train: reasoning")
+    return {f.check: f for f in report.findings}, report.figures["train"].get("reasoning")
 
 
 def asked(*answers): return [m for a in answers for m in (dict(role="user", content="1?"), dict(role="assistant", **a))]
