@@ -1,6 +1,6 @@
 __version__ = "0.1.0"
 
-import logging as _logging
+import logging as _logging, sys as _sys
 
 from .base.before_torch import set_torch_environment as _set_torch_environment
 from .base.extensions import extension as _extension
@@ -73,6 +73,28 @@ def __getattr__(name):
 
 
 def __dir__(): return sorted([*globals(), *_HOME])
+
+
+# Modules of the top folder by their place in older versions, which users' task files and configs import.
+_MOVED = {f"sft_nb.{name}": f"sft_nb.{folder}.{name}" for folder, names in {
+    "base": "before_torch credentials display escape extensions files installation progress report",
+    "config": "settings bases", "rows": "thoughts", "model": "optimizer"}.items() for name in names.split()}
+
+
+class _OldNames:
+    "The last of Python's finders: it is asked for modules that no file has"
+    def find_spec(self, name, path=None, target=None):
+        from importlib.util import spec_from_loader
+        return spec_from_loader(name, self) if name in _MOVED else None
+
+    def create_module(self, spec): return None
+
+    def exec_module(self, module):
+        from importlib import import_module
+        _sys.modules[module.__name__] = import_module(_MOVED[module.__name__])
+
+
+_sys.meta_path.append(_OldNames())
 
 
 # Without the optional package `kernels`, bitsandbytes asks for it at each import on a CPU; nothing here uses it.

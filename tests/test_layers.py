@@ -17,7 +17,8 @@ LISTED = {("tasks.core", "tasks"),   # the files of a folder are listed, nothing
           ("base.extensions", "extras"),   # the one way to the optional parts, which works without them
           ("base.extensions", "panels")}   # and to the panel of a run
 BY_STRING = {   # imports of what no import statement names: the package itself gives names from any part
-    "__init__": ["import_module"],   # public names, loaded on first use
+    "__init__": ["import_module"] * 2,   # public names, loaded on first use; modules of older versions
+    "config.__init__": ["import_module"],   # names of `config.load`, as in older versions
     "base.installation": ["import_module"],   # libraries, loaded with the garbage collector off
     "config.files": ["__import__", "import_module"],   # what a config file, a user's program, imports
     "tasks.core": ["import_module"] * 2,   # a user's `module:attribute`; one of the listed files of a folder

@@ -9,6 +9,7 @@ import pytest
 from sft_nb.base.display import Bar, Shown
 from sft_nb.base.report import Report, edit, named_figures, ok, read_figures, warn
 from sft_nb.base.view import SCHEMA_VERSION, as_json, Drawn, RecordTable, Table, View, view_html, view_json, view_text
+from sft_nb.tasks.metrics import ClassTable
 
 HOSTILE = "<script>alert(1)</script> \x1b[2J \u202e gnp.exe"
 EVERY_SLOT = View(HOSTILE, HOSTILE, HOSTILE, "warn", HOSTILE, [warn(HOSTILE, HOSTILE, check=HOSTILE)],
@@ -82,3 +83,22 @@ def test_a_report_is_the_same_after_a_round_trip(tmp_path):
     report = Report("t", {"train: rows": 3, "share of all": .5}, findings)
     assert Report.load(report.save(tmp_path/"t.json")) == report
     assert json.loads((tmp_path/"t.json").read_text())["figures"] == dict(train=dict(rows=3), share_of_all=.5)
+
+
+def test_figures_whose_names_become_the_same_are_all_kept():
+    assert named_figures({"a b": 1, "a-b": 2, "%": 3, "train: rows": 4}) == dict(a_b=1, a_b_1=2, figure=3,
+                                                                                 train=dict(rows=4))
+
+
+def test_a_figure_that_resembles_a_histogram_is_shown_as_it_is():
+    text = str(Report("t", dict(middle=dict(median=3), seen=dict(counts=2))))
+    assert "median 3" in text and "counts 2" in text
+
+
+def test_each_label_has_a_column_even_if_labels_begin_alike():
+    one, two = (f"a very long label that begins alike {k}" for k in ("one", "two"))
+    table = ClassTable.of([one, two] * 6, [one] * 11 + [two])
+    column = table.view().parts[0].lines
+    assert [column[0][f"→ {name}"] for name in (one, two, "other")] == table.confusion[0]
+    both = ClassTable.of(["other", "no label"] * 6, ["other"] * 11 + [None])
+    assert [*both.view().parts[0].lines[1].values()][-3:] == both.confusion[1]

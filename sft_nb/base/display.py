@@ -301,9 +301,10 @@ def format_figure(
     "A figure in readable form"
     if isinstance(v, float) and name.startswith("share_"): return f"{v:.1%}"
     if isinstance(v, int) and name.endswith("_bytes"): return format_bytes(v)
-    if isinstance(v, dict) and "counts" in v:
+    if isinstance(v, dict) and {"counts", "edges"} <= v.keys():
         return sparkline(v["counts"]) + f" {v['edges'][0]:g} to {v['edges'][-1]:g}"
-    if isinstance(v, dict) and "median" in v: return "median {median:,}, 95% {p95:,}, max {max:,}".format(**v)
+    if isinstance(v, dict) and {"median", "p95", "max"} <= v.keys():
+        return "median {median:,}, 95% {p95:,}, max {max:,}".format(**v)
     if isinstance(v, dict): return ", ".join(f"{label(k)} {format_figure(x, k)}" for k, x in v.items())
     if isinstance(v, (list, tuple)): return ", ".join(map(format_figure, v))
     if isinstance(v, str) and ("\n" in v or len(v) > _LONGEST_FIGURE):

@@ -325,8 +325,9 @@ def named_figures(figures:dict)->dict:
     named = {}
     for name, value in figures.items():
         side, _, own = name.partition(": ")
-        if own and side in SIDES: named.setdefault(side, {})[snake_case(own)] = value
-        else: named[snake_case(name)] = value
+        into, own = (named.setdefault(side, {}), own) if own and side in SIDES else (named, name)
+        key = snake_case(own) or "figure"
+        into[f"{key}_{len(into)}" if key in into else key] = value   # two names may become the same
     return named
 
 @dataclass(frozen=True, repr=False)

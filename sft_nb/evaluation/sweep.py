@@ -102,13 +102,14 @@ class Ranking(Viewable):
     """Scored checkpoints or runs: a headline, a table with the best one marked, and conclusions
 
     A subclass has `title`, `headline`, `lines()`, `conclusions`, `best_name`, a `name_column` and `data()`."""
-    optional_columns = below = ()   # columns that a narrow terminal can do without; other tables
+    optional_columns = below = findings = ()   # columns that a narrow terminal can do without; other tables
 
     def view(self)->View:
         lines = self.lines()
         marked = next((k for k, line in enumerate(lines) if line.get(self.name_column) == self.best_name), None)
         table = Table(lines, left=[self.name_column], optional=self.optional_columns, marked=marked)
-        return View(self.title, self.headline, parts=[table, *self.conclusions, *self.below], data=self.data())
+        return View(self.title, self.headline, findings=[*self.findings],
+                    parts=[table, *self.conclusions, *self.below], data=self.data())
 
 @dataclass(frozen=True, repr=False)
 class Sweep(Ranking):
@@ -174,12 +175,17 @@ class Sweep(Ranking):
             lines += gains_in_words(self.base, best, self.by)[1:]
         lines += [f"{s.model}: {s.thoughts}" for s in (self.base, best) if s.thoughts]
         if self.baselines is not None: lines += self.baselines.notes(best)
-        lines += map(str, find_trivial(best, self.baselines))
         if self.simplest != self.best:
             lines.append(f"{self.simplest} is as good within one standard error, and earlier")
         if self.best in self.forgotten: lines.append(str(self.forgotten[self.best]))
-        if (found := compare_with_lowest_loss(self)) and found.status != "ok": lines.append(str(found))
         return lines
+
+    @property
+    def findings(self)->list[Finding]:
+        "Warnings about the best checkpoint: a trivial answer is as good, or the one with the lowest loss is worse"
+        lowest = compare_with_lowest_loss(self)
+        return [*find_trivial(self.checkpoints[self.best], self.baselines),
+                *([lowest] if lowest and lowest.status != "ok" else [])]
 
     def table(self):   # a pandas `DataFrame`
         "A row for each checkpoint, the base first; gains are not corrected for the choice"

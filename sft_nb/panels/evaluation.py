@@ -248,7 +248,8 @@ def summary_html(self:EvalState)->str:
     "The conclusions of the sweep, and the figures of each group and label"
     if (key := ("says", self.checkpoint)) not in self.kept:
         why, tables = self.sweep.outdated(self.run), self.sweep.tables(self.checkpoint)
-        lines = [f"outdated: {why}; sweep again", *self.sweep.conclusions] if why else self.sweep.conclusions
+        lines = [*self.sweep.conclusions, *map(str, self.sweep.findings)]
+        if why: lines.insert(0, f"outdated: {why}; sweep again")
         shown = "".join(table._repr_html_() for table in tables)
         shown = f"<b>{escape_html(self.checkpoint)}</b>{shown}" if tables else ""
         self.kept[key] = "".join(f"<div>{escape_html(line)}</div>" for line in lines) + shown

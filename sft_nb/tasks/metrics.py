@@ -142,7 +142,9 @@ class ClassTable(Viewable):
     def view(self)->View:
         "A line for each label"
         names = [label if len(label) <= 24 else f"{label[:23]}…" for label in self.labels]
-        answers = [f"→ {name}" for name in (*names, "no label" if "other" in names else "other")]
+        if len({*names}) < len(names): names = self.labels   # they differ only behind their beginnings
+        rest = next(name for name in ("other", "no label", "another text") if name not in names)
+        answers = [f"→ {name}" for name in (*names, rest)]
         each = zip(names, self.rows, self.precision, self.recall, self.f1, self.confusion)
         lines = [dict(expected=name, rows=n, precision=f"{precision:.2f}", recall=f"{recall:.2f}", F1=f"{f1:.2f}")
                  | dict(zip(answers, counts)) for name, n, precision, recall, f1, counts in each]

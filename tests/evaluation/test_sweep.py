@@ -147,6 +147,9 @@ def test_the_best_by_loss_need_not_be_the_best_by_score(swept):
     found = compare_with_lowest_loss(right)
     assert found.status == "warn" and worst in found.says and right.best != worst
     assert compare_with_lowest_loss(replace(right, lowest_loss=right.best)).status == "ok"
+    assert found in right.findings and str(found) in str(right)
+    assert "best_by_loss" in [f["check"] for f in right.to_dict()["findings"]]
+    assert right.to_dict()["status"] == "warn" and "best_by_loss" in right._repr_html_()
     def behind_by_a_row(name, scores):
         right = [replace(a, correct=True) for a in scores.answers]
         return replace(scores, answers=[replace(right[0], correct=name != worst), *right[1:]])
