@@ -72,7 +72,7 @@ def _merge_same(findings:list)->list:
     "Findings that differ only in their names as one, with all names"
     return [replace(same[0], check=", ".join(f.check for f in same)) for same in _group_same(by_weight(findings))]
 
-def _problems(view:View)->list: return _merge_same([f for f in view.findings if f.status in ("warn", "fail")])
+def _problem_findings(view:View)->list: return _merge_same([f for f in view.findings if f.status in ("warn", "fail")])
 
 def _text_of_others(findings:list, everything:bool)->list[str]:
     "Lines for checks that passed or were skipped"
@@ -105,7 +105,7 @@ def view_text(
     width = shutil.get_terminal_size((80, 24)).columns - len(indent)
     lines = textwrap.wrap(view.summary, 100)
     if view.verdict and not view.headline: lines.append(f"{STATUS_MARKS[view.worst]} {view.verdict}")
-    lines += map(str, _problems(view))
+    lines += map(str, _problem_findings(view))
     for part in view.parts: lines += _part_text(part, width)
     lines += _text_of_others(view.findings, everything)
     return escape_controls("\n".join([*filter(None, [head]), *(f"{indent}{line}" for line in lines)]))
@@ -139,7 +139,7 @@ def view_html(view:View)->Html:
     if title and headline and not badge: title += ":"
     head = " ".join(filter(None, (title, badge, as_html(headline))))
     summary = f"<p>{as_html(view.summary)}</p>" if view.summary else ""
-    problems = table_html([*map(finding_html, _problems(view))]) if _problems(view) else ""
+    problems = table_html([*map(finding_html, _problem_findings(view))]) if _problem_findings(view) else ""
     others = [f for f in _merge_same(view.findings) if f.status in ("ok", "skipped")]
     count = f"{len(others)} finding{'s' * (len(others) != 1)} without a fault"
     folded = details_html(count, table_html([*map(finding_html, others)])) if others else ""

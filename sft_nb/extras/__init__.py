@@ -7,7 +7,7 @@ PUBLIC = {"losses": "LossState LossPanel", "plan_panel": "PlanState PlanPanel", 
           "gguf_checks": "gguf_adapter"}
 
 
-def _load(module:str, name:str=""):
+def _load_part(module:str, name:str=""):
     "A module here, or an object of it"
     found = import_module(f".{module}", __name__)
     return getattr(found, name) if name else found
@@ -16,15 +16,15 @@ def _load(module:str, name:str=""):
 # kind of extension -> a function that makes it, called when the core first asks for one
 EXTENSIONS = {
     "public_names": lambda: {f"extras.{module}": names for module, names in PUBLIC.items()},
-    "known_names": lambda: _load("other_tools", "OtherTools")(),
-    "run_page": partial(_load, "html_report", "run_page"),
-    "server_evaluator": partial(_load, "openai_client", "ServerEvaluator"),
-    "gguf_adapter": partial(_load, "gguf_checks", "gguf_adapter"),
-    "proof_gguf": partial(_load, "gguf_checks", "GgufLink"),
-    "proof_server": partial(_load, "server_checks", "ServerLink"),
-    "bases": partial(_load, "gguf_bases"),
-    "kernels": partial(_load, "kernels"),
-    "loss": partial(_load, "cpu_cross_entropy"),
-    "weights": partial(_load, "packed_experts"),
-    "parallelism": partial(_load, "sharding"),
+    "known_names": lambda: _load_part("other_tools", "OtherTools")(),
+    "run_page": partial(_load_part, "html_report", "run_page"),
+    "server_evaluator": partial(_load_part, "openai_client", "ServerEvaluator"),
+    "gguf_adapter": partial(_load_part, "gguf_checks", "gguf_adapter"),
+    "proof_gguf": partial(_load_part, "gguf_checks", "GgufLink"),
+    "proof_server": partial(_load_part, "server_checks", "ServerLink"),
+    "bases": partial(_load_part, "gguf_bases"),
+    "kernels": partial(_load_part, "kernels"),
+    "loss": partial(_load_part, "cpu_cross_entropy"),
+    "weights": partial(_load_part, "packed_experts"),
+    "parallelism": partial(_load_part, "sharding"),
 }
