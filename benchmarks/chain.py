@@ -4,10 +4,10 @@
 
 LoRA in 16 bits on rows of MED (`nli` of benchmarks/real.py). It is merged in float32, bfloat16 and float16, and each
 merge is compared with base and adapter on held-out rows: `noise` is the mean difference of the base's own logits in
-that format, `difference` that of the merged model to the adapter, `adapter` what the adapter changes. The bfloat16 merge
-is then served by transformers, and as GGUF (float16, q8_0) by llama.cpp; `sft_nb prove` compares each stage. llama.cpp's
-server comes from the package xllamacpp, the converter from the tests, as neither is required by sft_nb. Writes
-benchmarks/results/real_chain.json.
+that format, `difference` that of the merged model to the adapter, `adapter` what the adapter changes. The bfloat16
+merge is then served by transformers, and as GGUF (float16, q8_0) by llama.cpp; `sft_nb prove` compares each stage.
+llama.cpp's server comes from the package xllamacpp, the converter from the tests, as neither is required by sft_nb.
+Writes benchmarks/results/real_chain.json.
 """
 import argparse, json, os, sys, tempfile, time
 from pathlib import Path
