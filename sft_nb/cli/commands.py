@@ -163,7 +163,7 @@ def _new_run(cfg:Config):
     # if two start at once, refuse the second now, not after its preflight
     with reserve_name(cfg.runs_dir, cfg.run_name):
         _check_agreement(cfg)
-        from sft_nb.model.parallelism import check_several
+        from sft_nb.model.finetuning.parallelism import check_several
         check_several(cfg, 1)
         from sft_nb.workbench import Workbench
         from sft_nb.training.train import describe_preflight, describe_setup, train
