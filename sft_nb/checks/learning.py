@@ -15,8 +15,8 @@ from typing import Callable
 import torch
 
 from ..base.report import ConfigError, Finding, SftError, edit, fail, error_summary, ok, skipped, warn
-from ..model.generate import Generation
-from ..model.optimizer import AFTER_EVALUATION, count_warmup_steps, make_schedule
+from ..model.generation import Generation
+from ..model.finetuning.optimizer import AFTER_EVALUATION, count_warmup_steps, make_schedule
 from .core import check
 
 # %% ../../nbs/09_checks/05_learning.ipynb #618d2459
