@@ -48,7 +48,6 @@ _NAMES = {
     "evaluation.evaluate": "Evaluation evaluate",
     "evaluation.sweep": "Sweep sweep",
     "evaluation.verdict": "Verdict verdict compare",
-    "evaluation.search": "Search search",
     "proof.merge": "merge probe parity",
     "proof.prove": "Proof prove",
     "panels.batches": "BatchState BatchPanel",
