@@ -27,4 +27,7 @@ EXTENSIONS = {
     "loss": partial(_load_part, "cpu_cross_entropy"),
     "weights": partial(_load_part, "packed_experts"),
     "parallelism": partial(_load_part, "sharding"),
+    "skeletons": partial(_load_part, "template_cache"),
+    "texts": partial(_load_part, "text_findings"),
+    "workers": partial(_load_part, "workers"),
 }

@@ -16,7 +16,8 @@ from sft_nb.base.report import SftError
 from sft_nb.rows.settings import FORMATS
 from sft_nb.tasks.chat import Chat
 from sft_nb.tasks.core import task_of
-from sft_nb.tokens import conversations, pipeline, template_cache
+from sft_nb.extras import template_cache, workers
+from sft_nb.tokens import conversations
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.pipeline import Reader
 from sft_nb.tokens.template import Template
@@ -238,11 +239,11 @@ def test_ctrl_c_in_the_middle_of_a_fork_waits(tokenizer, small_blocks, monkeypat
 
 
 def test_there_is_an_end_to_what_is_asked_for(monkeypatch):
-    monkeypatch.setattr(pipeline, "_usable_cores", lambda: 48)
-    assert pipeline._worker_count(10**6) == 48
-    assert pipeline._worker_count(40) == 40
-    monkeypatch.setattr(pipeline, "_usable_cores", lambda: 2)
-    assert pipeline._worker_count(300) == pipeline._MOST
+    monkeypatch.setattr(workers, "_usable_cores", lambda: 48)
+    assert workers._worker_count(10**6) == 48
+    assert workers._worker_count(40) == 40
+    monkeypatch.setattr(workers, "_usable_cores", lambda: 2)
+    assert workers._worker_count(300) == workers._MOST
 
 
 def test_workers_go_with_the_process_that_made_them(tmp_path):
