@@ -12,11 +12,11 @@ from dataclasses import replace
 from functools import partial, reduce
 from typing import NamedTuple
 
+from ..base.extensions import extension
 from ..base.report import as_fix, ConfigError, edit, Fix, pluralise, SftError
 from ..config.load import Config
 from ..rows.messages import content_text, is_blank, is_missing, is_normalised
 from ..rows.readers import detect
-from ..rows.proposals import propose_fields
 from ..rows.formats import ColumnsError, how_to_read, no_format_error, to_messages
 from ..rows.columns import (
     exclusion_reason, is_honoured, numbers_in_texts, TEXT_COLUMNS, TrackedRow, unread_columns, unread_message_keys)
@@ -116,7 +116,9 @@ def name_columns(
         return reduce(operator.or_, [*found, how_to_read(rows, pairs, labels=task.name == "classify")])
     fix = as_fix(f"name the columns in {{fields}}: {' '.join(f'{f}=...' for f in task.fields)}")
     optional = tuple(f for f in getattr(task, "aliases", ()) if f not in task.fields)
-    if proposed := propose_fields(rows, task.fields, pairs, optional=optional): fix = proposed | fix
+    proposals = extension("proposals")
+    proposed = proposals and proposals.propose_fields(rows, task.fields, pairs, optional=optional)
+    if proposed: fix = proposed | fix
     return edit(task="chat") | fix if detect(rows[0]) else fix
 
 def _read_messages(task:Task, row:dict, cfg:Config|None, is_empty:bool)->list[dict]:

@@ -24,9 +24,7 @@ from ..base.view import RecordTable, View, Viewable
 from ..base.report import as_fix, command, pluralise, edit, Finding, Fix, ok, Report, SftError, skipped, warn
 from ..config.load import command_line_options, Config, explicit_settings
 from ..rows.columns import are_metadata, like_flags
-from ..rows.settings import FORMATS
-from ..rows.column_names import choice_columns, field_of, is_answer_name, join_names
-from ..rows.proposals import propose_pairs
+from ..rows.column_names import join_names
 from ..rows.sources import Mixture, NO_ROWS, unused_test_files
 from ..tasks.core import ANY_FORMAT, Task
 from ..tasks.metrics import labels_of
@@ -248,11 +246,6 @@ def _find_in_rows(s:Split, name:str, chat:bool, max_length:int)->list[Finding]:
     return out
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #acc00017
-_READ_BESIDE = {   # format -> fields that it may have besides
-    name: ("system", "tools", *more) for name, more in dict(
-        messages=(), sharegpt=(), stored_completion=(), prompt_completion=(), question_answer=("context",),
-        alpaca=("context", "history")).items()}
-
 def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
     "Columns that are not used, and answers that are"
     out, names, ignored = [], [*s.seen.unread], cfg.ignore_columns
@@ -300,24 +293,11 @@ def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
     if flags := like_flags(names):
         text += f"; {flags[0]} may exclude something from the loss, and is not read"
         fix = as_fix(f"rename {flags[0]} to train, with true or false, if it does") | fix
-    format = next(iter(s.seen.formats)) if len(s.seen.formats) == 1 and cfg.task in ("auto", *ANY_FORMAT) else ""
-    choices = choice_columns(names)
-    longer = [c for c in answers if is_answer_name(c, labels=False) and c not in choices]
-    if answers and format == "text":   # and how to fix it
-        column = s.seen.columns.get("text", "text")
-        text += f"; the whole {column} is learned, without question and answer"
-        fix = propose_pairs(column, answers) | fix
-    elif choices and format in ("question_answer", "prompt_completion"):
-        text += f"; the question does not show {join_names(choices)}, of which the answer may be one"
-        fix = as_fix(f"a task of your own: {join_names(choices)} into the question") | ignore
-    elif more := {field: c for c in reversed(learnable) if (field := field_of(c)) in _READ_BESIDE.get(format, ())}:
-        text += f"; {', '.join(more.values())} may belong to the prompt"
-        fix = edit(fields=(*(cfg.fields or ()), *(f"{field}={c}" for field, c in more.items()))) | fix
-    elif longer and format in ("question_answer", "prompt_completion", "alpaca"):
-        answer = FORMATS[format][-1]
-        text += f"; only {s.seen.columns.get(answer, answer)} is learned"
-        others = [f for f in cfg.fields or () if f.partition("=")[0] != answer]
-        fix = edit(fields=(*others, f"{answer}={longer[0]}")) | fix
+    if proposals := extension("proposals"):
+        format = next(iter(s.seen.formats)) if len(s.seen.formats) == 1 and cfg.task in ("auto", *ANY_FORMAT) else ""
+        what, fix = proposals.fix_for_unread(names, learnable, fix, ignore, format=format, answers=answers,
+                                             columns=s.seen.columns, fields=cfg.fields or ())
+        text += what
     return [*out, warn(text, fix, check=f"{name}_columns")]
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #notread1

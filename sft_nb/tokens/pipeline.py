@@ -20,7 +20,6 @@ from ..base.report import edit, SftError
 from ..config.load import Config
 from ..rows.messages import is_blank
 from ..rows.readers import detect
-from ..rows.proposals import may_be_answer
 from ..rows.formats import ColumnsError
 from ..rows.columns import columns_of_text, is_numeric_label, names_held_out_split
 from ..tasks.core import ANY_FORMAT, Task

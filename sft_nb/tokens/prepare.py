@@ -15,6 +15,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from ..base.extensions import extension
 from ..base.installation import pause_garbage_collection
 from ..base.files import atomic_folder
 from ..base.progress import Phase, show_progress
@@ -25,7 +26,6 @@ from ..config.load import as_config, Config
 from ..rows.settings import RowSettings
 from .settings import SizeSettings
 from ..config.files import register_task
-from ..rows.proposals import propose_fields
 from ..rows.sources import disk_full_error, Mixture, open_rows
 from ..tasks.core import Task, task_of
 from .tokenizer import (
@@ -75,7 +75,8 @@ def _nothing_left(ledger:Ledger, rows:Mixture, eval_rows:int|None)->SftError:
             if n == 1: found = f"its only row is {length}"
         fix = edit(max_length=counts.longest_dropped) if counts.longest_dropped else f"look at {ledger.first_dropped}"
         if {*ledger.reasons} == {"no answer"}:   # a column of its own may hold it
-            proposed = propose_fields([row for _, row in islice(rows, 20)])
+            proposals = extension("proposals")
+            proposed = proposals and proposals.propose_fields([row for _, row in islice(rows, 20)])
             if proposed: fix = proposed | fix
         is_text = set(ledger.seen.formats) <= {"text"}   # text continues wherever it is cut
         if is_text and counts.longest_dropped: fix = edit(on_long="split") | fix

@@ -186,9 +186,9 @@ def test_a_task_of_a_notebook_works_in_other_processes(tokenizer, small_blocks):
 def test_a_bad_row_is_the_same_error_wherever_it_is_found(tokenizer, small_blocks, bad, says):
     rows, said = pairs(200), set()
     rows[150] = bad
-    for workers in (1, 3):
+    for n in (1, 3):
         with pytest.raises(SftError, match=f"row 151: .*{says}") as caught:
-            many(tokenizer, workers, rows, on_bad_row="error")
+            many(tokenizer, n, rows, on_bad_row="error")
         said.add(str(caught.value))
     assert len(said) == 1 and multiprocessing.active_children() == []
 
