@@ -338,7 +338,7 @@ def fix_for_unread(
     columns:dict[str,str],     # field -> column, where they are called differently
     fields:tuple[str,...],     # pairs that are set: question=body
 )->tuple[str,Fix]:
-    "What columns that nothing has read may mean, for the end of a sentence, and the fix"
+    "The likely meaning of columns that nothing has read, as the end of a sentence, and the fix"
     choices = choice_columns(names)
     longer = [c for c in answers if is_answer_name(c, labels=False) and c not in choices]
     if answers and format == "text":   # and how to fix it
