@@ -11,7 +11,7 @@ from sft_nb.tokens.prepare import prepare
 from sft_nb.workbench import Workbench, cached_part, workbench_for
 
 MAKERS = dict(hardware="find_hardware", tokenizer="load_tokenizer", data="prepare", plan="make_plan", cfg="with_plan",
-              alone="divides_weights", shape="load_shape", model="load_model", supervised="add_supervised_loss",
+              alone="division_of", shape="load_shape", model="load_model", supervised="add_supervised_loss",
               layout="choose_layout", batches="batch_sampler")
 
 
@@ -19,7 +19,8 @@ MAKERS = dict(hardware="find_hardware", tokenizer="load_tokenizer", data="prepar
 def data(tmp_path_factory): return prepare(small(tmp_path_factory.mktemp("data")))
 
 
-def counted(name:str): return patch.object(workbench, MAKERS[name], side_effect=getattr(workbench, MAKERS[name]))
+def counted(name:str):
+    return patch.object(workbench, MAKERS[name], autospec=True, side_effect=getattr(workbench, MAKERS[name]))
 
 
 def test_the_parts_are_these():
