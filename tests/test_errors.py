@@ -7,7 +7,7 @@ from sft_nb.config.load import load_config
 from sft_nb.extras.openai_client import rejection, RequestRejected
 from sft_nb.model.adapter import _earlier_adapter
 from sft_nb.model.finetuning.parallelism import deepspeed_config
-from sft_nb.proof.folder_checks import Folder
+from sft_nb.proof.folder import Folder
 from sft_nb.extras.gguf_checks import Gguf
 from sft_nb.base.report import ConfigError, MissingFileError, MissingPathError, MissingRunError, SftError
 from sft_nb.rows.sources import read_rows

@@ -21,6 +21,7 @@ EXTENSIONS = {
     "search": partial(_load_part, "search", "search"),
     "server_evaluator": partial(_load_part, "openai_client", "ServerEvaluator"),
     "gguf_adapter": partial(_load_part, "gguf_checks", "gguf_adapter"),
+    "folder_checks": partial(_load_part, "folder_checks"),
     "proof_gguf": partial(_load_part, "gguf_checks", "GgufLink"),
     "proof_server": partial(_load_part, "server_checks", "ServerLink"),
     "bases": partial(_load_part, "gguf_bases"),

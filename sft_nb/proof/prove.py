@@ -27,8 +27,7 @@ from ..runs.directory import open_run, Run
 from ..runs.locate import name_of_weights
 from .merge import held_out_prompts, load_trained
 from .reference import answer_greedily, GreedyAnswer, Reference
-from .folder_checks import (
-    Expected, Folder, folder_stages, QUANTISED, ProofStage, run_check)
+from .folder import Expected, Folder, folder_stages, ProofStage, run_check
 
 # %% ../../nbs/13_proof/03_prove.ipynb #17e85992
 _OPEN_ENDED = ("Hello", "Write a few sentences about a day that you liked, and why you liked it.")
@@ -197,9 +196,11 @@ def prove(
 )->Proof:
     "Compare stage by stage, up to the first broken one; ConfigError for a run, folder, file or server that is missing"
     run = open_run(run, trust_remote_code=trust_remote_code)
-    if quantised not in (None, *QUANTISED):
-        expected = ", ".join(QUANTISED)
-        raise ConfigError("quantised", f"it is {quantised!r}", f"one of {expected}", edit(quantised="int8"))
+    if quantised is not None:
+        known = need_extension("folder_checks", "quantised", edit(quantised=None)).QUANTISED
+        if quantised not in known:
+            expected = f"one of {', '.join(known)}"
+            raise ConfigError("quantised", f"it is {quantised!r}", expected, edit(quantised="int8"))
     if prompts < 1: raise ConfigError(f"prove {run.name}", f"prompts is {prompts}", "", edit(prompts=8))
 
     own = run.path/("merged" if checkpoint == "adapter" else f"merged-{checkpoint}")
