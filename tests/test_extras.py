@@ -93,7 +93,8 @@ def test_training_and_what_follows_work_without_the_extras(tmp_path):
     said = hidden(TRAINED.replace("\n", "\nimport sys; sys.stderr = sys.stdout\n", 1), tmp_path)
     assert said.count("code 2") == 6
     assert "files and tensors are not compared: that needs sft_nb.extras  Fix: pip install" in said
-    for what in ("quantised", "kernels 'compile'", "kernels 'liger'", "fsdp", "sequence_parallel_size 2", "model 'some.gguf'"):
+    for what in ("quantised", "kernels 'compile'", "kernels 'liger'", "fsdp", "sequence_parallel_size 2",
+                 "model 'some.gguf'"):
         assert f"{what}: it needs sft_nb.extras, which is missing; a whole installation. Fix: pip install" in said
     for method in ("lora", "qlora", "full"):
         assert json.loads((tmp_path/f"runs/{method}/trainer.json").read_text())["one_product"] == 0

@@ -26,6 +26,7 @@ EXTENSIONS = {
     "proof_server": partial(_load_part, "server_checks", "ServerLink"),
     "bases": partial(_load_part, "gguf_bases"),
     "kernels": partial(_load_part, "kernels"),
+    "decoding": partial(_load_part, "cuda_graphs"),
     "loss": partial(_load_part, "cpu_cross_entropy"),
     "weights": partial(_load_part, "packed_experts"),
     "parallelism": partial(_load_part, "sharding"),
