@@ -85,6 +85,10 @@ print("code", main([*proof, "--quantised", "int8"]))
 for more in (["--kernels", "compile"], ["--kernels", "liger"], ["--fsdp", "--num-processes", "2", "--method", "full"],
              ["--sequence-parallel-size", "2", "--num-processes", "2"], ["--model", "some.gguf"]):
     print("code", main(["train", *few, *more]))
+from sft_nb import load_config, load_model, load_tokenizer, train, SftError
+cfg = load_config("demo", method="full", preflight=False)
+try: train(cfg, model=load_model(cfg, load_tokenizer(cfg)))
+except SftError as e: print(e)
 """
 
 
@@ -94,7 +98,7 @@ def test_training_and_what_follows_work_without_the_extras(tmp_path):
     assert said.count("code 2") == 6
     assert "files and tensors are not compared: that needs sft_nb.extras  Fix: pip install" in said
     for what in ("quantised", "kernels 'compile'", "kernels 'liger'", "fsdp", "sequence_parallel_size 2",
-                 "model 'some.gguf'"):
+                 "model 'some.gguf'", "model"):
         assert f"{what}: it needs sft_nb.extras, which is missing; a whole installation. Fix: pip install" in said
     for method in ("lora", "qlora", "full"):
         assert json.loads((tmp_path/f"runs/{method}/trainer.json").read_text())["one_product"] == 0

@@ -32,7 +32,7 @@ def dotted(path:Path, package:Path=PACKAGE)->str: return ".".join(path.relative_
 
 
 def module_of(notebook:Path)->str:
-    "`nbs/06_model/09_finetuning/04_optimizer.ipynb` -> `model.finetuning.optimizer`"
+    "`nbs/06_model/09_finetuning/03_optimizer.ipynb` -> `model.finetuning.optimizer`"
     return ".".join(re.sub(r"^\d\d_", "", name) for name in notebook.relative_to(ROOT/"nbs").with_suffix("").parts)
 
 
