@@ -30,5 +30,6 @@ EXTENSIONS = {
     "decoding": partial(_load_part, "cuda_graphs"),
     "loss": partial(_load_part, "cpu_cross_entropy"),
     "weights": partial(_load_part, "packed_experts"),
+    "deepspeed": partial(_load_part, "deepspeed"),
     "parallelism": partial(_load_part, "sharding"),
 }
