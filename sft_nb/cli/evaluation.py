@@ -149,8 +149,8 @@ def sweep_command(args:list[str])->int:
     "Score every checkpoint of a run against the base, and say which is the best"
     options = parse_own("sweep", args, _SWEEP, summary=sweep_command.__doc__)
     _check_run_exists(options, *(options.checkpoints or ()))
-    from sft_nb.evaluation.sweep import follow, sweep
-    score = follow if options.follow else sweep
+    from sft_nb.evaluation.sweep import sweep
+    score = need_extension("sweeps", "sft_nb sweep --follow").follow if options.follow else sweep
     made = score(options.run, checkpoints=options.checkpoints, **_evaluation_options(options))
     _print_json_or_report(made, options.json)
     return 0

@@ -19,6 +19,8 @@ EXTENSIONS = {
     "known_names": lambda: _load_part("other_tools", "OtherTools")(),
     "run_page": partial(_load_part, "html_report", "run_page"),
     "search": partial(_load_part, "search", "search"),
+    "sweeps": partial(_load_part, "sweeps"),
+    "few_shot": partial(_load_part, "few_shot"),
     "server_evaluator": partial(_load_part, "openai_client", "ServerEvaluator"),
     "gguf_adapter": partial(_load_part, "gguf_checks", "gguf_adapter"),
     "folder_checks": partial(_load_part, "folder_checks"),
