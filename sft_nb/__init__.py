@@ -47,7 +47,7 @@ _NAMES = {
     "evaluation.perplexity": "Forgetting",
     "evaluation.evaluate": "Evaluation evaluate",
     "evaluation.sweep": "Sweep sweep",
-    "evaluation.verdict": "Verdict verdict compare",
+    "evaluation.verdict": "Verdict verdict",
     "proof.merge": "merge probe parity",
     "proof.prove": "Proof prove",
     "panels.batches": "BatchState BatchPanel",

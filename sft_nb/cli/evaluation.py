@@ -181,7 +181,7 @@ def compare_command(args:list[str])->int:
     "Compare two tuned models on the same rows: is the second better than the first?"
     options = parse_own("compare", args, _COMPARE, summary=compare_command.__doc__)
     for what in (options.a, options.b): _check_target_exists(what, options)
-    from sft_nb.evaluation.verdict import compare
+    compare = need_extension("compare", "sft_nb compare")
     made = compare(options.a, options.b, among=options.among, **_evaluation_options(options))
     _print_json_or_report(made, options.json)
     return 0

@@ -4,7 +4,8 @@ from importlib import import_module
 
 # module here -> its names that are public names of `sft_nb`
 PUBLIC = {"losses": "LossState LossPanel", "plan_panel": "PlanState PlanPanel", "html_report": "run_page",
-          "gguf_checks": "gguf_adapter", "search": "Search search"}
+          "gguf_checks": "gguf_adapter", "search": "Search search",
+          "compare": "compare"}
 
 
 def _load_part(module:str, name:str=""):
@@ -21,6 +22,7 @@ EXTENSIONS = {
     "search": partial(_load_part, "search", "search"),
     "sweeps": partial(_load_part, "sweeps"),
     "few_shot": partial(_load_part, "few_shot"),
+    "compare": partial(_load_part, "compare", "compare"),
     "server_evaluator": partial(_load_part, "openai_client", "ServerEvaluator"),
     "gguf_adapter": partial(_load_part, "gguf_checks", "gguf_adapter"),
     "folder_checks": partial(_load_part, "folder_checks"),

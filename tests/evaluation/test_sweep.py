@@ -20,7 +20,8 @@ from sft_nb.proof.merge import merge
 from sft_nb.evaluation.statistics import Difference, difference, pick, power
 from sft_nb.extras import sweeps
 from sft_nb.evaluation.sweep import compare_with_lowest_loss, checkpoints_of, CheckpointSwapper, sweep
-from sft_nb.evaluation.verdict import compare, decide, SEEN, verdict
+from sft_nb.evaluation.verdict import decide, SEEN, verdict
+from sft_nb.extras.compare import compare
 from sft_nb.runs.checkpoint import best_steps, keep_score, scored_steps
 from sft_nb.runs.directory import Run
 from sft_nb.runs.checkpoint import write_checksums
@@ -215,7 +216,7 @@ def test_a_verdict_takes_the_pick_of_the_sweep_and_a_comparison_the_same_rows(ru
         make_evaluator(run, cluster="meeting", **FEW)
     assert set(make_evaluator(run, cluster="row", **FEW).questions.clusters) == {""}
     other = [same.a, evaluate(run, eval_samples=5, progress=False)]
-    with patch("sft_nb.evaluation.verdict.evaluate", side_effect=other):
+    with patch("sft_nb.extras.compare.evaluate", side_effect=other):
         with pytest.raises(ConfigError, match="and not the same ones"): compare("a", "b")
 
 

@@ -10,7 +10,8 @@ from sft_nb.evaluation.evaluate import Evaluation, evaluate, Evaluator
 from sft_nb.evaluation.generations import make_questions, score_generations
 from sft_nb.evaluation.sweep import sweep, Sweep
 from sft_nb.evaluation.trivial import Baselines, find_trivial, trivial_answers
-from sft_nb.evaluation.verdict import compare, Comparison, decide, verdict
+from sft_nb.evaluation.verdict import decide, verdict
+from sft_nb.extras.compare import compare, Comparison
 from sft_nb.model.generation import Generation
 from sft_nb.panels.evaluation import EvalState
 from sft_nb.tasks.core import task_of
