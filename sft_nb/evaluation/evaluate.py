@@ -8,22 +8,22 @@ __all__ = ['KNOWS_THE_FORM', 'WITH_THOUGHTS', 'BaseAndTuned', 'Evaluator', 'trai
            'Evaluation', 'evaluation_settings', 'held_out', 'make_evaluator', 'evaluate', 'save_evaluation']
 
 # %% ../../nbs/12_evaluation/05_evaluate.ipynb #4bb0b66c
-import difflib, json, math, time
+import difflib, math, time
 from collections import Counter
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 
 
 from ..base.escape import escape_controls
 from ..base.display import Bar, format_change
-from ..base.view import Drawn, own_fields, part_html, RecordTable, Table, View, view_text, Viewable
+from ..base.view import Drawn, own_fields, part_html, RecordTable, Table, View, view_text
 from ..base.credentials import redact_json
-from ..base.files import read_json, remove_temporaries, write_atomically
+from ..base.files import remove_temporaries
 from ..base.progress import format_duration, log, Progress, progress_listener
 from ..rows.thoughts import answer_of
-from ..base.report import ConfigError, Finding, pluralise, edit, shell_quote, SftError, why_unreadable
+from ..base.report import ConfigError, Finding, pluralise, edit, shell_quote, SftError
 from ..config.load import Config, with_parameters_of, with_settings
 from ..config.settings import settings_with
 from ..base.extensions import extension, need_extension
@@ -44,7 +44,7 @@ from .statistics import Difference
 from .perplexity import Forgetting, forgetting, general_examples
 from .generations import (
     answer_prompts, check_metrics, generation_keys, GenerationCache, group_table, LEADING,
-    losses_of, make_questions, paired, Questions, score_generations, Scores, weights_key)
+    losses_of, make_questions, paired, Questions, SavedResult, score_generations, Scores, weights_key)
 from .trivial import Baselines, expected_answers, find_trivial, trivial_answers
 
 # %% ../../nbs/12_evaluation/05_evaluate.ipynb #233d37bb
@@ -299,7 +299,7 @@ def scored_with_thoughts(
     return any(s.scores_thoughts(tokenizer) for s in older)
 
 @dataclass(frozen=True, repr=False)
-class Evaluation(Viewable):
+class Evaluation(SavedResult):
     "Base and tuned model on the same held-out rows"
     run:str              # its name
     checkpoint:str       # adapter, checkpoint-N or model
@@ -401,26 +401,13 @@ class Evaluation(Viewable):
         name = name_of_weights(self.checkpoint, self.is_full)
         return f"{name} has changed since" if self.weights and now and now != self.weights else ""
 
-    def save(self, path:Path)->Path:
-        "Write everything as JSON, atomically and without secrets"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return write_atomically(path, json.dumps(redact_json(self.to_dict()), indent=1, ensure_ascii=False) + "\n")
-
     @classmethod
-    def load(cls, path:Path)->"Evaluation":
-        "Read what `save` wrote, also in an earlier version; `SftError` if it is damaged"
-        try:
-            d = read_json(Path(path))
-            base, tuned = (d[name] and Scores.from_dict(d[name]) for name in ("base", "tuned"))
-            forgotten = d.get("forgotten") and Forgetting(**d["forgotten"])
-            return cls(d["run"], d["checkpoint"], base, tuned, d.get("by", "accuracy"), forgotten, d.get("server"),
-                       d.get("longer", 0), d.get("left_out", {}), d.get("weights", ""), d.get("earlier", ""),
-                       is_full=d.get("is_full", False),
-                       baselines=d.get("baselines") and Baselines.from_dict(d["baselines"]),
-                       stored=d.get("stored") and Scores.from_dict(d["stored"]), why_stored=d.get("why_stored", ""))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-            raise SftError(str(path), f"it cannot be read ({why_unreadable(e)})", "scores that sft_nb wrote",
-                           f"remove {path}, and evaluate again") from e
+    def from_dict(cls, d:dict)->"Evaluation":
+        parts = dict(base=Scores.from_dict, tuned=Scores.from_dict, stored=Scores.from_dict,
+                     forgotten=lambda saved: Forgetting(**saved), baselines=Baselines.from_dict)
+        names = {f.name for f in fields(cls)} - {"scored_alike"}
+        given = {name: d[name] for name in ("run", "checkpoint", "base", "tuned")} | {n: d[n] for n in names if n in d}
+        return cls(**{n: parts[n](v) if n in parts and v else v for n, v in given.items()})
 
 # %% ../../nbs/12_evaluation/05_evaluate.ipynb #eaf49b96
 _ALSO = dict(batch_size="per_device_eval_batch_size", data="eval_file")

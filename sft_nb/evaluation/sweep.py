@@ -6,7 +6,6 @@
 __all__ = ['CheckpointSwapper', 'Ranking', 'Sweep', 'compare_with_lowest_loss', 'checkpoints_of', 'sweep']
 
 # %% ../../nbs/12_evaluation/06_sweep.ipynb #a4db01ac
-import json
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -14,12 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ..base.view import own_fields, Table, View, Viewable
+from ..base.view import own_fields, Table, View
 from ..base.extensions import extension
-from ..base.credentials import redact_json
-from ..base.files import read_json, write_atomically
 from ..base.progress import log
-from ..base.report import command, ConfigError, Finding, ok, shell_quote, SftError, warn, why_unreadable
+from ..base.report import command, ConfigError, Finding, ok, shell_quote, SftError, warn
 from ..config.load import with_parameters_of
 from ..tasks.metrics import shown_figures
 from ..model.hardware import free_memory
@@ -29,7 +26,7 @@ from ..runs.checkpoint import LOWER_IS_BETTER, step_of, weights_digest
 from ..runs.directory import open_run, Run
 from .statistics import correct_for_choice, Difference, Pick, pick
 from .perplexity import Forgetting, forgetting, general_examples
-from .generations import group_table, LEADING, paired, Scores, with_unit
+from .generations import group_table, LEADING, paired, SavedResult, Scores, with_unit
 from .trivial import Baselines, find_trivial
 from .evaluate import (
     change_in_words, detectable_in_words, Evaluation, gains_in_words, make_evaluator,
@@ -78,7 +75,7 @@ class CheckpointSwapper:
 # %% ../../nbs/12_evaluation/06_sweep.ipynb #06a8fee3
 _GENERAL = "loss on general text"   # heading of a column
 
-class Ranking(Viewable):
+class Ranking(SavedResult):
     """Scored checkpoints or runs: a headline, a table with the best one marked, and conclusions
 
     A subclass has `title`, `headline`, `lines()`, `conclusions`, `best_name`, a `name_column` and `data()`."""
@@ -239,25 +236,16 @@ class Sweep(Ranking):
         if scored_with_thoughts(run, [self.base, *self.checkpoints.values()]): reasons.append(WITH_THOUGHTS)
         return "; ".join(reasons)
 
-    def save(self, path:Path)->Path:
-        "Write everything as JSON, atomically and without secrets"
-        return write_atomically(path, json.dumps(redact_json(self.to_dict()), indent=1, ensure_ascii=False) + "\n")
-
+    again = "sweep"
     @classmethod
-    def load(cls, path:Path)->"Sweep":
-        "Read `eval/sweep.json`; `SftError` if it is damaged"
-        try:
-            d = read_json(Path(path))
-            if not isinstance(d["by"], str) or not isinstance(d["run"], str): raise TypeError("a string was expected")
-            scores = {name: Scores.from_dict(s) for name, s in d["checkpoints"].items()}
-            forgotten = {name: Forgetting(**f) for name, f in d["forgotten"].items()}
-            return cls(d["run"], d["by"], Scores.from_dict(d["base"]), scores, forgotten, d["lowest_loss"],
-                       d.get("left_out", {}), d.get("weights", {}),
-                       d.get("baselines") and Baselines.from_dict(d["baselines"]),
-                       d.get("stored") and Scores.from_dict(d["stored"]))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-            raise SftError(str(path), f"it cannot be read ({why_unreadable(e)})", "scores that sft_nb wrote",
-                           f"remove {path}, and sweep again") from e
+    def from_dict(cls, d:dict)->"Sweep":
+        if not isinstance(d["by"], str) or not isinstance(d["run"], str): raise TypeError("a string was expected")
+        scores = {name: Scores.from_dict(s) for name, s in d["checkpoints"].items()}
+        forgotten = {name: Forgetting(**f) for name, f in d["forgotten"].items()}
+        return cls(d["run"], d["by"], Scores.from_dict(d["base"]), scores, forgotten, d["lowest_loss"],
+                   d.get("left_out", {}), d.get("weights", {}),
+                   d.get("baselines") and Baselines.from_dict(d["baselines"]),
+                   d.get("stored") and Scores.from_dict(d["stored"]))
 
 def compare_with_lowest_loss(e:Sweep)->Finding|None:
     "Is the checkpoint with the lowest loss as good as the best by score? None: there was no held-out loss"

@@ -237,6 +237,20 @@ def choose_decoding(
     return "sft_nb", "rows that have ended leave the batch"
 
 # %% ../../nbs/06_model/08_generation.ipynb #gen0dec4
+@contextmanager
+def _contiguous_head_input(model):
+    "Context manager in which the head gets the vectors that it reads without gaps between them"
+    head = getattr(causal_lm(model), "get_output_embeddings", lambda: None)() or torch.nn.Identity()
+    hook = head.register_forward_pre_hook(lambda _, args: (args[0].contiguous(), *args[1:]))
+    try: yield
+    finally: hook.remove()
+
+_TAIL = 32   # tokens searched for a stop text: longer than any in use
+
+def _stop_in(text:str, stops:tuple[str,...])->int|None:
+    "The index at which the first stop string begins, or None"
+    return min((text.find(stop) for stop in stops if stop in text), default=None)
+
 class Decoder:
     "Answers prompts with one model"
     @with_parameters_of(Sampling)
@@ -259,145 +273,92 @@ class Decoder:
         self.graphs, self.replays = extension("decoding"), True   # False once a step could not be recorded
         self.written:dict[int,list[int]] = {}   # tokens of rows in progress
 
-# %% ../../nbs/06_model/08_generation.ipynb #gen0hed2
-@contextmanager
-def _contiguous_head_input(model):
-    "Context manager in which the head gets the vectors that it reads without gaps between them"
-    head = getattr(causal_lm(model), "get_output_embeddings", lambda: None)() or torch.nn.Identity()
-    hook = head.register_forward_pre_hook(lambda _, args: (args[0].contiguous(), *args[1:]))
-    try: yield
-    finally: hook.remove()
+    def read(self, running)->torch.Tensor:
+        "Let the model read the pending tokens; returns the logits of the next one (B, V)"
+        if running.replay: return running.scores()
+        more = dict(position_ids=running.positions, logits_to_keep=1)
+        more = {name: value for name, value in more.items() if name in self.takes}
+        if self.adapters is not None: more["adapter_names"] = [self.adapters[row] for row in running.rows]
+        more[self.cache_argument] = running.cache
+        with _contiguous_head_input(self.model):
+            out = self.model(input_ids=running.next, attention_mask=running.mask, use_cache=True, **more)
+        return out.logits[:, -1]
 
-# %% ../../nbs/06_model/08_generation.ipynb #gen0dec5
-@patch
-def read(self:Decoder, running)->torch.Tensor:
-    "Let the model read the pending tokens; returns the logits of the next one (B, V)"
-    if running.replay: return running.scores()
-    more = dict(position_ids=running.positions, logits_to_keep=1)
-    more = {name: value for name, value in more.items() if name in self.takes}
-    if self.adapters is not None: more["adapter_names"] = [self.adapters[row] for row in running.rows]
-    more[self.cache_argument] = running.cache
-    with _contiguous_head_input(self.model):
-        out = self.model(input_ids=running.next, attention_mask=running.mask, use_cache=True, **more)
-    return out.logits[:, -1]
+    def write(self, running)->None:
+        "Choose one more token for each row"
+        draws = None
+        if self.draws is not None: draws = self.draws[running.rows, [len(self.written[row]) for row in running.rows]]
+        tokens = chosen(self.read(running), self.how, draws)
+        for row, token in zip(running.rows, tokens.tolist()): self.written[row].append(token)
+        running.advance(tokens.to(self.model.device))
 
-# %% ../../nbs/06_model/08_generation.ipynb #35c5825d
-@patch
-def write(self:Decoder, running)->None:
-    "Choose one more token for each row"
-    draws = None
-    if self.draws is not None: draws = self.draws[running.rows, [len(self.written[row]) for row in running.rows]]
-    tokens = chosen(self.read(running), self.how, draws)
-    for row, token in zip(running.rows, tokens.tolist()): self.written[row].append(token)
-    running.advance(tokens.to(self.model.device))
+    def is_over(self,
+        row:int,   # its number
+    )->bool:
+        "Has a row ended, or reached its length limit?"
+        new = self.written[row]
+        if new[-1] in self.ends or len(new) == self.how.max_new_tokens: return True
+        if not self.how.stop: return False
+        return _stop_in(self.tokenizer.decode(new[-_TAIL:], skip_special_tokens=True), self.how.stop) is not None
 
-# %% ../../nbs/06_model/08_generation.ipynb #gen0dec6
-_TAIL = 32   # tokens searched for a stop text: longer than any in use
+    def answer(self, new:list[int])->Generation:
+        "The generated ids of a row, without the token or string that ended it"
+        found = _decode_answer(new, self.tokenizer, self.ends)
+        at = _stop_in(found.text, self.how.stop)
+        return found if at is None else Generation(found.text[:at], len(new), True)
 
-def _stop_in(text:str, stops:tuple[str,...])->int|None:
-    "The index at which the first stop string begins, or None"
-    return min((text.find(stop) for stop in stops if stop in text), default=None)
+    def free_slots(self)->int:
+        "The number of waiting prompts that can be started now"
+        if not self.waiting: return 0
+        here, width, slots = 0, 0, None
+        if self.running is not None:
+            here, width, slots = len(self.running.rows), self.running.width, self.running.slots
+            if here > (slots or self.most) * 7 // 8 or not self.running.is_plain: return 0
+        width = max(width, len(self.prompts[self.waiting[0]])) + self.how.max_new_tokens
+        fits = min(self.most, max(1, self.batch_tokens // width))
+        if slots: fits = slots if fits < 2 * slots else 0   # otherwise wait for a larger batch
+        return max(0, min(fits - here, len(self.waiting)))
 
-# %% ../../nbs/06_model/08_generation.ipynb #2b851fce
-@patch
-def is_over(self:Decoder,
-    row:int,   # its number
-)->bool:
-    "Has a row ended, or reached its length limit?"
-    new = self.written[row]
-    if new[-1] in self.ends or len(new) == self.how.max_new_tokens: return True
-    if not self.how.stop: return False
-    return _stop_in(self.tokenizer.decode(new[-_TAIL:], skip_special_tokens=True), self.how.stop) is not None
+    def admit(self, n:int)->None:
+        "Start the first `n` of the waiting prompts, each with its first token"
+        rows = [self.waiting.popleft() for _ in range(n)]
+        self.written |= {row: [] for row in rows}
+        new = start_rows(self.model, rows, [self.prompts[row] for row in rows], self.tokenizer.pad_token_id)
+        self.write(new)
+        if self.running is None: self.running = new
+        else: self.running.join(new)
 
-# %% ../../nbs/06_model/08_generation.ipynb #86b468a4
-@patch
-def answer(self:Decoder, new:list[int])->Generation:
-    "The generated ids of a row, without the token or string that ended it"
-    found = _decode_answer(new, self.tokenizer, self.ends)
-    at = _stop_in(found.text, self.how.stop)
-    return found if at is None else Generation(found.text[:at], len(new), True)
+    def step(self)->list[int]:
+        "Start prompts if there is room, else append a token to each row; drops and returns the rows that have ended"
+        if self.graphs and self.running: self.running = self.graphs.keep_recorded(self)
+        if n := self.free_slots(): self.admit(n)
+        else: self.write(self.running)
+        over = [row for row in self.running.rows if self.is_over(row)]
+        places = [place for place, row in enumerate(self.running.rows) if row not in over]
+        if not places: self.running = None
+        elif over: self.running.keep(places)
+        return over
 
-# %% ../../nbs/06_model/08_generation.ipynb #gen0dec8
-@patch
-def free_slots(self:Decoder)->int:
-    "The number of waiting prompts that can be started now"
-    if not self.waiting: return 0
-    here, width, slots = 0, 0, None
-    if self.running is not None:
-        here, width, slots = len(self.running.rows), self.running.width, self.running.slots
-        if here > (slots or self.most) * 7 // 8 or not self.running.is_plain: return 0
-    width = max(width, len(self.prompts[self.waiting[0]])) + self.how.max_new_tokens
-    fits = min(self.most, max(1, self.batch_tokens // width))
-    if slots: fits = slots if fits < 2 * slots else 0   # otherwise wait for a larger batch
-    return max(0, min(fits - here, len(self.waiting)))
+    def retry_with_half(self, e:Exception)->None:
+        "After running out of memory, restart unfinished rows with half as many at a time; raises any other error"
+        rows = list(self.written)
+        if len(rows) == 1 or not is_out_of_memory(e): raise e
+        self.most, self.running, self.replays = len(rows) // 2, None, True
+        self.waiting.extendleft(reversed(rows))
+        self.written.clear()
 
-# %% ../../nbs/06_model/08_generation.ipynb #gen0dec9
-@patch
-def admit(self:Decoder, n:int)->None:
-    "Start the first `n` of the waiting prompts, each with its first token"
-    rows = [self.waiting.popleft() for _ in range(n)]
-    self.written |= {row: [] for row in rows}
-    new = start_rows(self.model, rows, [self.prompts[row] for row in rows], self.tokenizer.pad_token_id)
-    self.write(new)
-    if self.running is None: self.running = new
-    else: self.running.join(new)
-
-# %% ../../nbs/06_model/08_generation.ipynb #3137596a
-@patch
-def step(self:Decoder)->list[int]:
-    "Start prompts if there is room, else append a token to each row; returns the rows that have ended, and drops them"
-    if self.graphs and self.running: self.running = self.graphs.keep_recorded(self)
-    if n := self.free_slots(): self.admit(n)
-    else: self.write(self.running)
-    over = [row for row in self.running.rows if self.is_over(row)]
-    places = [place for place, row in enumerate(self.running.rows) if row not in over]
-    if not places: self.running = None
-    elif over: self.running.keep(places)
-    return over
-
-# %% ../../nbs/06_model/08_generation.ipynb #gen0deca
-@patch
-def retry_with_half(self:Decoder, e:Exception)->None:
-    "After running out of memory, restart unfinished rows with half as many at a time; raises any other error"
-    rows = list(self.written)
-    if len(rows) == 1 or not is_out_of_memory(e): raise e
-    self.most, self.running, self.replays = len(rows) // 2, None, True
-    self.waiting.extendleft(reversed(rows))
-    self.written.clear()
-
-# %% ../../nbs/06_model/08_generation.ipynb #954e334b
-@patch
-def answers(self:Decoder,
-    prompts:list[list[int]],   # token ids, none empty
-):   # yields (number of a prompt, its `Generation`) as they end
-    "Answer prompts, longest first"
-    self.prompts, self.draws = prompts, self.how.draws(len(prompts))
-    self.waiting = deque(sorted(range(len(prompts)), key=lambda i: -len(prompts[i])))
-    while self.waiting or self.running is not None:
-        over = None
-        try: over = self.step()
-        except Exception as e: self.retry_with_half(e)
-        if over is None: free_memory()   # here, where no tensors of the step are referenced
-        for row in over or (): yield row, self.answer(self.written.pop(row))
-
-# %% ../../nbs/06_model/08_generation.ipynb #7357a93d
-def _generate_one_batch(decoder:Decoder, prompts:list[list[int]], rows:list[int])->list[Generation]:
-    "Answer some of the prompts in one batch with transformers' own loop"
-    tokenizer, model = decoder.tokenizer, decoder.model
-    ids, mask = (t.to(model.device) for t in left_pad([prompts[i] for i in rows], tokenizer.pad_token_id))
-    more = {} if decoder.adapters is None else dict(adapter_names=[decoder.adapters[i] for i in rows])
-    if decoder.how.seed is not None: torch.manual_seed(decoder.how.seed)
-    inner, how = causal_lm(model), decoder.how
-    settings = GenerationConfig(   # equivalent settings for transformers, with only the model's end tokens
-        do_sample=how.temperature > 0, temperature=how.temperature or None, top_p=how.top_p, use_cache=True,
-        max_new_tokens=how.max_new_tokens, stop_strings=list(how.stop) or None, eos_token_id=sorted(decoder.ends),
-        pad_token_id=tokenizer.pad_token_id)
-    own, inner.generation_config = inner.generation_config, settings   # otherwise None values come from the model's own
-    more |= dict(attention_mask=mask, tokenizer=tokenizer)
-    try:
-        with _contiguous_head_input(model): out = model.generate(input_ids=ids, generation_config=settings, **more)
-    finally: inner.generation_config = own
-    return [decoder.answer(new) for new in out[:, ids.shape[1]:].tolist()]
+    def answers(self,
+        prompts:list[list[int]],   # token ids, none empty
+    ):   # yields (number of a prompt, its `Generation`) as they end
+        "Answer prompts, longest first"
+        self.prompts, self.draws = prompts, self.how.draws(len(prompts))
+        self.waiting = deque(sorted(range(len(prompts)), key=lambda i: -len(prompts[i])))
+        while self.waiting or self.running is not None:
+            over = None
+            try: over = self.step()
+            except Exception as e: self.retry_with_half(e)
+            if over is None: free_memory()   # here, where no tensors of the step are referenced
+            for row in over or (): yield row, self.answer(self.written.pop(row))
 
 # %% ../../nbs/06_model/08_generation.ipynb #468a1426
 def reads_padding(
@@ -417,6 +378,24 @@ def reads_padding(
     with inference_mode(inner): return not are_same_logits(last_scores(0), last_scores(16), model.dtype)
 
 # %% ../../nbs/06_model/08_generation.ipynb #gen0alt2
+def _generate_one_batch(decoder:Decoder, prompts:list[list[int]], rows:list[int])->list[Generation]:
+    "Answer some of the prompts in one batch with transformers' own loop"
+    tokenizer, model = decoder.tokenizer, decoder.model
+    ids, mask = (t.to(model.device) for t in left_pad([prompts[i] for i in rows], tokenizer.pad_token_id))
+    more = {} if decoder.adapters is None else dict(adapter_names=[decoder.adapters[i] for i in rows])
+    if decoder.how.seed is not None: torch.manual_seed(decoder.how.seed)
+    inner, how = causal_lm(model), decoder.how
+    settings = GenerationConfig(   # equivalent settings for transformers, with only the model's end tokens
+        do_sample=how.temperature > 0, temperature=how.temperature or None, top_p=how.top_p, use_cache=True,
+        max_new_tokens=how.max_new_tokens, stop_strings=list(how.stop) or None, eos_token_id=sorted(decoder.ends),
+        pad_token_id=tokenizer.pad_token_id)
+    own, inner.generation_config = inner.generation_config, settings   # otherwise None values come from the model's own
+    more |= dict(attention_mask=mask, tokenizer=tokenizer)
+    try:
+        with _contiguous_head_input(model): out = model.generate(input_ids=ids, generation_config=settings, **more)
+    finally: inner.generation_config = own
+    return [decoder.answer(new) for new in out[:, ids.shape[1]:].tolist()]
+
 @patch
 def answers_in_batches(self:Decoder, prompts:list[list[int]]):
     "`answers` for a model from whose cache rows cannot be removed"
