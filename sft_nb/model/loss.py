@@ -314,7 +314,7 @@ def add_supervised_loss(
 
 # %% ../../nbs/06_model/05_loss.ipynb #71eadea9
 def _forward(model, batch:dict, dtype:torch.dtype=torch.float32, *, part=None, **how):
-    "The output of a model, or a part of it, for a batch, and the batch on the device of the embedding; 16 bits run under autocast"
+    "The output of a model, or a part of it, for a batch, and the moved batch; 16 bits run under autocast"
     device = model.get_input_embeddings().weight.device
     def moved(value): return value.to(device, non_blocking=device.type == "cuda") if torch.is_tensor(value) else value
     batch = {name: moved(value) for name, value in batch.items()}
