@@ -22,11 +22,11 @@ from pathlib import Path
 
 import torch
 
-from ..base.report import as_fix, command, Fix, pluralise, shell_quote, skipped, SftError, warn
+from ..base.report import as_fix, Fix, pluralise, skipped, SftError, warn
 from ..tokens.encode import encode_prompts
 from ..tokens.template import Template
 from ..batches.layout import text_config
-from ..proof.merge import with_system_prompt
+from ..proof.merge import merge_command, with_system_prompt
 from ..proof.reference import Reference
 from ..proof.folder import (
     Expected, failed, flatten_config, Folder, NUMBER_FORMATS, passed, ProofStage, run_check, stored_as)
@@ -162,10 +162,8 @@ def compare_system_prompt(
     rendered = render(question)
     if rendered.n is None: return ProofStage(link, skipped("it counts no tokens", check="system"))
     if rendered.matches(trained): return passed(link, "system", "a question alone gets the rows' system prompt")
-    out = run/"merged-with-system-prompt"
-    shell = f"sft_nb merge {shell_quote(run)} --write-system-prompt --out {shell_quote(out)}"
-    fix = as_fix("send it as the first message of each request") | command(
-        shell, f'merge("{run}", write_system_prompt=True, out="{out}")')
+    again = merge_command(run, run/"merged-with-system-prompt", write_system_prompt=True)
+    fix = as_fix("send it as the first message of each request") | again
     text = f"all training rows begin with the system prompt {system[:60]!r}, and a question alone does not get it"
     return ProofStage(link, warn(text, fix, check="system"))
 

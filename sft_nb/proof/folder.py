@@ -21,14 +21,14 @@ from ..base.extensions import extension, REINSTALL
 from ..base.files import read_json
 from ..base.display import Shown
 from ..base.view import as_json
-from ..base.report import (
-    command, ConfigError, error_summary, fail, Finding, Fix, MissingPathError, named_figures, ok, shell_quote, skipped,
-    SftError, why_unreadable)
+from sft_nb.base.report import (
+    command, ConfigError, error_summary, fail, Finding, Fix, MissingPathError, named_figures, ok, skipped, SftError,
+    why_unreadable)
 from ..tokens.tokenizer import model_path
 from ..model.load import quiet
 from ..workbench import Workbench
 from ..runs.directory import Run
-from .merge import dequantise, load_merged, merged_model
+from .merge import dequantise, load_merged, merge_command, merged_model
 from .reference import answer_greedily, GreedyAnswer, logprob_differences, mean_or_nan, Reference
 
 # %% ../../nbs/13_proof/02_folder.ipynb #1987e170
@@ -183,9 +183,7 @@ class Expected:
 
     def merge_again(self, folder:Path)->Fix:
         "The command that merges the run again, into another folder"
-        out = folder.with_name(f"{folder.stem}-again")
-        shell = f"sft_nb merge {shell_quote(self.run)} --out {shell_quote(out)}"
-        return command(shell, f'merge("{self.run}", out="{out}")')
+        return merge_command(self.run, folder.with_name(f"{folder.stem}-again"))
 
 # %% ../../nbs/13_proof/02_folder.ipynb #6cc4358b
 def lead_where_parting(
