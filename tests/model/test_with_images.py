@@ -46,7 +46,7 @@ def test_only_the_language_model_is_adapted_under_the_names_of_the_published_cla
     trained = [n for n, p in model.named_parameters() if p.requires_grad]
     assert trained and all(n.startswith(f"base_model.model.{INSIDE[kind]}.") for n in trained)
     assert not any("router" in n or "vision" in n or "lm_head" in n for n in trained)
-    assert f"all of them in {INSIDE[kind]}: rows are text" in check_trainable(model, cfg).says
+    assert f"all of them in {INSIDE[kind]}: rows are text" in check_trainable(model, **cfg.values(check_trainable)).says
     planned = [n for n, p in skeleton(cfg, tokenizer).named_parameters() if p.requires_grad]
     assert sorted(planned) == sorted(trained)
     assert add_supervised_loss(model)   # the head is known
@@ -88,7 +88,7 @@ def test_full_training_leaves_the_tower_alone(tmp_path, tokenizer):
     model = load_model(cfg, tokenizer)
     frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
     assert frozen and all("vision_tower" in n or "projector" in n for n in frozen)
-    assert check_trainable(model, cfg).status == "ok"
+    assert check_trainable(model, **cfg.values(check_trainable)).status == "ok"
 
 
 def test_random_weights_of_a_config_in_parts(tmp_path, tokenizer):
