@@ -7,6 +7,13 @@ PUBLIC = {"losses": "LossState LossPanel", "plan_panel": "PlanState PlanPanel", 
           "gguf_checks": "gguf_adapter", "search": "Search search",
           "compare": "compare"}
 
+# formats of rows that are rarely met, and the fields of each
+FORMATS = dict(
+    preference=("chosen", "rejected"), alpaca_prompt=("instruction", "output"), alpaca_chat=("instruction", "output"),
+    jeopardy=("question", "category", "answer"), tokens=("input_ids",), segments=("segments",),
+    openai_preference=("input", "preferred_output", "non_preferred_output"),
+    stored_completion=("input", "output"), vertex=("contents",))
+
 
 def _load_part(module:str, name:str=""):
     "A module here, or an object of it"
@@ -36,4 +43,10 @@ EXTENSIONS = {
     "weights": partial(_load_part, "packed_experts"),
     "deepspeed": partial(_load_part, "deepspeed"),
     "parallelism": partial(_load_part, "sharding"),
+    "formats": lambda: FORMATS,
+    "row_formats": partial(_load_part, "row_formats"),
+    "proposals": partial(_load_part, "proposals"),
+    "skeletons": partial(_load_part, "template_cache"),
+    "texts": partial(_load_part, "text_findings"),
+    "workers": partial(_load_part, "workers"),
 }
