@@ -36,6 +36,7 @@ EXTENSIONS = {
     "proof_gguf": partial(_load_part, "gguf_checks", "GgufLink"),
     "proof_server": partial(_load_part, "server_checks", "ServerLink"),
     "bases": partial(_load_part, "gguf_bases"),
+    "earlier_adapter": partial(_load_part, "earlier_adapter"),
     "own_model": partial(_load_part, "own_model"),
     "kernels": partial(_load_part, "kernels"),
     "decoding": partial(_load_part, "cuda_graphs"),
