@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from fastcore.basics import patch
 
+from .base.extensions import extension, need_extension
 from .base.installation import load_libraries
 from .base.report import ConfigError, SftError
 from .base.view import own_fields, Table, View, Viewable
@@ -30,7 +31,6 @@ from .model.precision import choose_kernels
 from .model.loss import add_supervised_loss, batch_loss
 from .model.load import load_base, load_shape, quiet
 from .model.adapter import load_adapter, load_model
-from .model.finetuning.own_model import make_trainable, save_unnamed_base, with_model
 from .model.finetuning.parallelism import division_of
 from .planning.plan import DECIDED, Plan, plan as make_plan
 from .planning.plan import with_plan, without_plan
@@ -195,7 +195,7 @@ class Workbench(_Planned):
     def model(self):
         "Base and new adapter, ready to train; ConfigError if it cannot be loaded"
         if self.untrained is not None:
-            self.given["model"] = make_trainable(self.untrained, self.tokenizer, self.cfg)
+            self.given["model"] = extension("own_model").make_trainable(self.untrained, self.tokenizer, self.cfg)
             self.untrained = None
         model = self.given["model"]
         if model is None: model = load_model(self.cfg, self.tokenizer)
@@ -233,10 +233,11 @@ def use_model(self:Workbench,
     if not isinstance(model, torch.nn.Module):
         raise ConfigError("model", f"it is of type {type(model).__name__}", "",
                           f"load_config(cfg, model={str(model)[:80]!r}), which loads it")
-    self.unnamed_base = save_unnamed_base(model)
+    own = need_extension("own_model", "model")
+    self.unnamed_base = own.save_unnamed_base(model)
     if self.unnamed_base is not None:   # a run takes it over; otherwise it is deleted with the workbench
         weakref.finalize(self, shutil.rmtree, self.unnamed_base.parent, ignore_errors=True)
-    self.requested = with_model(self.requested, model, self.unnamed_base)
+    self.requested = own.with_model(self.requested, model, self.unnamed_base)
     self.untrained = model
     return self
 

@@ -11,7 +11,8 @@ from conftest import ROOT
 PARTS = ("base config rows tasks tokens batches model planning workbench checks runs training evaluation proof panels "
          "cli extras").split()
 LIGHT = ("base config rows tasks tokens runs cli training.launch "
-         "extras.unread_tools extras.shell_scripts extras.other_tools extras.gguf_bases extras.sharding").split()
+         "extras.unread_tools extras.shell_scripts extras.other_tools extras.gguf_bases extras.sharding "
+         "extras.deepspeed").split()
 HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes"}
 LISTED = {("tasks.core", "tasks"),   # the files of a folder are listed, nothing in it is imported
           ("base.extensions", "extras"),   # the one way to the optional parts, which works without them
@@ -32,7 +33,7 @@ def dotted(path:Path, package:Path=PACKAGE)->str: return ".".join(path.relative_
 
 
 def module_of(notebook:Path)->str:
-    "`nbs/06_model/09_finetuning/04_optimizer.ipynb` -> `model.finetuning.optimizer`"
+    "`nbs/06_model/09_finetuning/03_optimizer.ipynb` -> `model.finetuning.optimizer`"
     return ".".join(re.sub(r"^\d\d_", "", name) for name in notebook.relative_to(ROOT/"nbs").with_suffix("").parts)
 
 

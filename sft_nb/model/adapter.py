@@ -9,7 +9,7 @@ __all__ = ['text_path', 'excluded_modules', 'target_modules', 'initial_weights',
            'check_trained', 'load_adapter']
 
 # %% ../../nbs/06_model/07_adapter.ipynb #5445e818
-import difflib, json, re, warnings
+import difflib, re, warnings
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -22,11 +22,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from ..base.extensions import extension
-from ..base.files import read_json_object
-from ..base.report import ConfigError, edit, error_summary, MissingPathError, pluralise, SftError
+from ..base.extensions import extension, need_extension
+from ..base.report import ConfigError, edit, error_summary, pluralise, SftError
 from ..config.load import Config
-from ..tokens.tokenizer import model_name, model_path
+from ..tokens.tokenizer import model_path
 from .experts import (
     computes_product, count_experts, expert_parameters, expert_rank, expert_words, is_router, target_parameters)
 from .loss import causal_lm, language_model
@@ -411,60 +410,19 @@ def name_base(
     for adapter in getattr(model, "peft_config", {}).values():
         adapter.base_model_name_or_path, adapter.revision = name, revision
 
-_SHAPE = dict(lora_r="r", lora_alpha="lora_alpha", use_rslora="use_rslora", use_dora="use_dora")   # ours -> peft's
-
-def _adapter_folder(given:Path, runs_dir:Path)->Path:
-    "The directory of the earlier adapter; ConfigError if there is none"
-    for folder in (given/"adapter", given, runs_dir/given/"adapter"):
-        if (folder/"adapter_config.json").is_file(): return folder
-    kind, found = MissingPathError, f"there is no such folder in {Path.cwd()}"
-    if given.exists(): kind, found = ConfigError, "there is no adapter_config.json in it"
-    raise kind(f"adapter {str(given)!r}", found, "a run, or a folder with adapter_config.json",
-               edit(adapter_name_or_path="runs/NAME") | edit(adapter_name_or_path=None))
-
 # %% ../../nbs/06_model/07_adapter.ipynb #14f485ac
+def _continues(adapter:str|None):
+    "The extension that continues an earlier adapter; None: none is named. ConfigError if it is missing"
+    if adapter is None: return None
+    return need_extension("earlier_adapter", f"adapter_name_or_path {adapter!r}", edit(adapter_name_or_path=None))
+
 def method_of_earlier(
     adapter:str|None,     # a run, or a folder
     runs_dir:str="runs",
 )->str:                   # empty: there is none, or it does not belong to a run
     "The method of the run whose adapter is continued; ConfigError if there is no such folder"
-    if adapter is None: return ""
-    folder = _adapter_folder(Path(adapter), Path(runs_dir)).absolute()
-    run = folder.parent.parent if folder.parent.name == "checkpoints" else folder.parent
-    settings = read_json_object(run/"config.json").get("config")
-    return settings.get("method", "") if isinstance(settings, dict) else ""
-
-def _earlier_adapter(cfg:Config)->Path|None:
-    "The directory of the adapter to start from; ConfigError that names the settings it does not match"
-    if cfg.adapter_name_or_path is None: return None
-    if cfg.method == "full":
-        whole, fix = Path(cfg.adapter_name_or_path)/"adapter", edit(method="lora")
-        if (whole/"config.json").is_file(): fix = edit(model=str(whole), adapter_name_or_path=None)   # of a full run
-        raise ConfigError("adapter_name_or_path", "method full has no adapter", "", fix)
-    folder = _adapter_folder(Path(cfg.adapter_name_or_path), Path(cfg.runs_dir))
-    saved = json.loads((folder/"adapter_config.json").read_text())
-    base = model_name(saved.get("base_model_name_or_path") or cfg.model)
-    other = {ours: saved[peft] for ours, peft in _SHAPE.items() if peft in saved and saved[peft] != getattr(cfg, ours)}
-    if base != cfg.model and Path(base).resolve() != Path(base_name(cfg.model)).resolve(): other["model"] = base
-    if not other:
-        check_trained(folder, cfg.method)
-        return folder
-    found = [f"it belongs to {base}, not to {cfg.model}"] if other.get("model") else []
-    shape = {name: value for name, value in other.items() if name != "model"}
-    found += [f"its {name} is {value!r}, not {getattr(cfg, name)!r}" for name, value in shape.items()]
-    raise ConfigError(f"adapter {str(folder)!r}", "; ".join(found), fix=edit(**other))
-
-# %% ../../nbs/06_model/07_adapter.ipynb #adap0022
-def _take_over(model, folder:Path)->None:
-    "Copy the weights of an earlier adapter into the new one; ConfigError if it adapts other layers"
-    from peft import get_peft_model_state_dict, set_peft_model_state_dict
-    from peft.utils import load_peft_weights
-    saved, mine = load_peft_weights(str(folder), device="cpu"), get_peft_model_state_dict(model)
-    if odd := sorted({*saved} ^ {*mine}):
-        found = f"{len(odd)} of its tensors do not match this adapter, the first is {odd[0]}"
-        raise ConfigError(f"adapter {str(folder)!r}", found, "",
-                          "set {lora_target_modules}, {modules_to_save} and {train_tokens} as in its run")
-    set_peft_model_state_dict(model, saved)
+    earlier = _continues(adapter)
+    return earlier.method_of_run(adapter, runs_dir) if earlier else ""
 
 # %% ../../nbs/06_model/07_adapter.ipynb #d8dee1b8
 def load_model(
@@ -472,11 +430,12 @@ def load_model(
     tokenizer,
 ):               # ready to train
     "The base with its adapter (for `full`, all weights trainable); the adapter is new or from `adapter_name_or_path`"
-    folder = _earlier_adapter(cfg)   # raised before anything is loaded
+    earlier = _continues(cfg.adapter_name_or_path)
+    folder = earlier and earlier.earlier_adapter(cfg)   # raised before anything is loaded
     with quiet():
         base = load_base(replace(cfg, device_map=None), tokenizer)   # training keeps it whole
         model = add_adapter(base, tokenizer, cfg)
-        if folder is not None: _take_over(model, folder)
+        if earlier: earlier.take_over(model, folder)
         use_kernels(model, cfg.kernels)
     return model
 
