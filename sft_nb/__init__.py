@@ -80,8 +80,8 @@ _MOVED = {f"sft_nb.{name}": f"sft_nb.{folder}.{name.split('.')[-1]}" for folder,
     "config": "settings bases", "rows": "thoughts",
     "model.finetuning": "optimizer model.optimizer model.checkpointing model.parallelism",
     }.items() for name in names.split()} | {
-    "sft_nb.model.generate": "sft_nb.model.generation", "sft_nb.model.sampling": "sft_nb.model.generation",
-    "sft_nb.model.own_model": "sft_nb.extras.own_model", "sft_nb.evaluation.search": "sft_nb.extras.search"}
+    "sft_nb.model.generate": "sft_nb.model.generation", "sft_nb.model.sampling": "sft_nb.model.generation"
+    } | (_extension("older_modules") or {})
 
 
 class _OldNames:

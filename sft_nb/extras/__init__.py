@@ -14,6 +14,10 @@ FORMATS = dict(
     openai_preference=("input", "preferred_output", "non_preferred_output"),
     stored_completion=("input", "output"), vertex=("contents",))
 
+# modules that stand here, by their names in older versions
+OLDER = {"sft_nb.model.own_model": "own_model", "sft_nb.evaluation.search": "search",
+         "sft_nb.proof.folder_checks": "folder_checks"}
+
 
 def _load_part(module:str, name:str=""):
     "A module here, or an object of it"
@@ -24,6 +28,7 @@ def _load_part(module:str, name:str=""):
 # kind of extension -> a function that makes it, called when the core first asks for one
 EXTENSIONS = {
     "public_names": lambda: {f"extras.{module}": names for module, names in PUBLIC.items()},
+    "older_modules": lambda: {old: f"{__name__}.{module}" for old, module in OLDER.items()},
     "known_names": lambda: _load_part("other_tools", "OtherTools")(),
     "run_page": partial(_load_part, "html_report", "run_page"),
     "search": partial(_load_part, "search", "search"),
