@@ -36,7 +36,7 @@ def test_a_missing_run_is_a_file_not_found_error(tmp_path):
     lambda path: load_tokenizer(load_config(model=f"{path}/nofolder")),
     lambda path: load_tokenizer(load_config(model="tiny", chat_template=f"{path}/nosuch.jinja")),
     lambda path: task_of(load_config(task=f"{path}/nosuch.py")),
-    lambda path: deepspeed_config(load_config(deepspeed=f"{path}/nosuch.json")),
+    lambda path: deepspeed_config(**load_config(deepspeed=f"{path}/nosuch.json").values(deepspeed_config)),
     lambda path: find_earlier_adapter(load_config(method="lora", adapter_name_or_path=f"{path}/nosuch")),
     lambda path: Folder(path/"nope"), lambda path: Gguf(path/"nope.gguf")])
 def test_whatever_is_named_and_not_there_is_a_file_not_found_error(tmp_path, look):

@@ -340,7 +340,7 @@ def weights_key(
     "A hash of the weights and of the settings that change them"
     about = {name: getattr(cfg, name) for name in settings_with("changes_base")}
     if cfg.init != "random": about.pop("seed")
-    about["base"] = weights_of(base_folder(cfg))
+    about["base"] = weights_of(base_folder(**cfg.values(base_folder)))
     if folder is not None:
         about["tuned"] = weights_of(folder)
         config = folder/"adapter_config.json"

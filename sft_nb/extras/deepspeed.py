@@ -22,8 +22,6 @@ _WHOLE_WHEN_SAVED = dict(stage3_gather_16bit_weights_on_model_save=True)
 ZERO = dict(zero2=_AUTO | dict(zero_optimization=_DIVIDED | dict(stage=2)),
             zero3=_AUTO | dict(zero_optimization=_DIVIDED | _WHOLE_WHEN_SAVED | dict(
                 stage=3, stage3_prefetch_bucket_size="auto", stage3_param_persistence_threshold="auto")))
-_SAID_TWICE = dict(train_micro_batch_size_per_gpu="per_device_train_batch_size", gradient_clipping="max_grad_norm",
-                   gradient_accumulation_steps="gradient_accumulation_steps")
 
 def _read_deepspeed(file:Path)->dict:
     "ConfigError if it is no JSON object"
@@ -41,16 +39,21 @@ def _read_deepspeed(file:Path)->dict:
 
 # %% ../../nbs/16_extras/32_deepspeed.ipynb #wo000014
 def read_deepspeed(
-    cfg:Config,   # whose `deepspeed` is set
-)->dict:          # DeepSpeed's config
+    deepspeed:str,   # zero2, zero3 or a JSON file
+    *, per_device_train_batch_size:int, gradient_accumulation_steps:int, max_grad_norm:float,   # settings
+)->dict:             # DeepSpeed's config
     "The config that DeepSpeed is given; ConfigError for a file that contradicts ours"
-    if cfg.deepspeed in ZERO: return json.loads(json.dumps(ZERO[cfg.deepspeed]))   # a copy, as it may be modified
-    file = Path(cfg.deepspeed)
+    if deepspeed in ZERO: return json.loads(json.dumps(ZERO[deepspeed]))   # a copy, as it may be modified
+    file = Path(deepspeed)
     settings = _AUTO | _read_deepspeed(file)
-    for theirs, ours in _SAID_TWICE.items():
-        if settings[theirs] in ("auto", getattr(cfg, ours)): continue
-        found = f"{theirs} is {settings[theirs]}, and {ours} is {getattr(cfg, ours)}"
-        fix = edit(**{ours: settings[theirs]})
+    said_twice = dict(
+        train_micro_batch_size_per_gpu=("per_device_train_batch_size", per_device_train_batch_size),
+        gradient_clipping=("max_grad_norm", max_grad_norm),
+        gradient_accumulation_steps=("gradient_accumulation_steps", gradient_accumulation_steps))
+    for theirs, (name, ours) in said_twice.items():
+        if settings[theirs] in ("auto", ours): continue
+        found = f"{theirs} is {settings[theirs]}, and {name} is {ours}"
+        fix = edit(**{name: settings[theirs]})
         raise ConfigError(f"{file}", found, "one number", fix | f'write "auto" for {theirs}')
     settings.pop("train_batch_size", None)   # computed from the others and the number of processes
     if zero_stage(settings) == 3: settings["zero_optimization"] = settings["zero_optimization"] | _WHOLE_WHEN_SAVED
@@ -61,7 +64,7 @@ def check_deepspeed(
     cfg:Config,   # whose `deepspeed` is set
 )->None:
     "ConfigError for what DeepSpeed cannot divide, or not with these settings, or if it is not installed"
-    settings = read_deepspeed(cfg)
+    settings = read_deepspeed(cfg.deepspeed, **cfg.values(read_deepspeed))
     if not is_installed("deepspeed"):
         fix = command("pip install 'sft_nb[deepspeed]'") | edit(deepspeed=None)
         raise ConfigError("deepspeed", "it is not installed", "", fix)

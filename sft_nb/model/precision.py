@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['Repair', 'forward_of', 'swap_forward', 'joined_repairs', 'adapters_to_float32', 'preserve_dtypes', 'cast_head',
-           'autocast_forward', 'norms_to_float32', 'Kind', 'formats', 'audit', 'kernels_for', 'use_kernels']
+           'autocast_forward', 'norms_to_float32', 'Kind', 'formats', 'audit', 'kernels_for', 'choose_kernels',
+           'use_kernels']
 
 # %% ../../nbs/06_model/02_precision.ipynb #d76ecc23
 from collections import Counter
@@ -223,6 +224,18 @@ def kernels_for(
     "The extension with the kernels that a config asks for, or None; ConfigError if they are named, and it is missing"
     if kernels in ("auto", "none"): return extension("kernels") if kernels == "auto" else None
     return need_extension("kernels", f"kernels {kernels!r}", edit(kernels="auto"))
+
+def choose_kernels(
+    wanted:str,   # auto, compile, liger or none
+    device:str,
+    method:str,   # full, lora or qlora
+)->tuple[str,str]:
+    "The kernels that a training uses, in words if `auto` chooses them, and the reason"
+    if wanted != "auto": return wanted, "requested"
+    if extension("kernels") is None: return "none", "auto: sft_nb.extras, which has them, is missing"
+    if device == "cuda": return "fused, where proven", "auto: LoRA, norms, rotary positions, gates"
+    if method == "full": return "none", f"auto: without an adapter, {device} gains nothing"
+    return "fused LoRA", f"auto: {device} gains nothing from others"
 
 def use_kernels(
     model,         # in train mode, with its adapter

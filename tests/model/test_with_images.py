@@ -54,7 +54,7 @@ def test_only_the_language_model_is_adapted_under_the_names_of_the_published_cla
     with torch.no_grad():
         for n, p in model.named_parameters():
             if "lora_B" in n: p.normal_(std=.1)
-    name_base(model, cfg)
+    name_base(model, cfg.model, **cfg.values(name_base))
     model.save_pretrained(tmp_path/"adapter")
     by_name = json.loads((tmp_path/"adapter/adapter_config.json").read_text())["task_type"] == "CAUSAL_LM"
     assert by_name == (kind == "gemma3")
