@@ -172,53 +172,57 @@ def initial_weights(name:str, *, quantised:bool)->str|bool:
     raise ConfigError(f"init_lora_weights {name!r}", found, f"one of {', '.join(known)}", fix)
 
 # %% ../../nbs/06_model/07_adapter.ipynb #a4dbc984
-def _refuse_beside_experts(cfg:Config)->None:
+def _refuse_beside_experts(*, lora_dropout:float, use_dora:bool, init_lora_weights:str)->None:
     "ConfigError for what peft cannot combine with adapted parameters"
     found, fix = "", None
-    if cfg.lora_dropout: found, fix = f"lora_dropout is {cfg.lora_dropout}", edit(lora_dropout=0.)
-    elif cfg.use_dora: found, fix = "use_dora is True", edit(use_dora=False)
-    elif cfg.init_lora_weights not in ("default", "gaussian"):
-        found, fix = f"init_lora_weights is {cfg.init_lora_weights!r}", edit(init_lora_weights="default")
+    if lora_dropout: found, fix = f"lora_dropout is {lora_dropout}", edit(lora_dropout=0.)
+    elif use_dora: found, fix = "use_dora is True", edit(use_dora=False)
+    elif init_lora_weights not in ("default", "gaussian"):
+        found, fix = f"init_lora_weights is {init_lora_weights!r}", edit(init_lora_weights="default")
     if fix is None: return
     expected = "plain LoRA beside the experts of a mixture, which are parameters, not layers"
     leave_out = edit(lora_target_modules=("attention",), lora_target_parameters=None)
     raise ConfigError("lora_target_parameters", found, expected, fix | leave_out)
 
-def _expert_patterns(model, parameters:list[str], cfg:Config)->dict:
+def _expert_patterns(model, parameters:list[str], lora_r:int, lora_alpha:float, use_rslora:bool)->dict:
     "Rank and alpha patterns for experts, chosen so that a token passes through as much adapter as in a dense layer"
-    r = expert_rank(cfg.lora_r, model.config)
-    share = r / cfg.lora_r
+    r = expert_rank(lora_r, model.config)
+    share = r / lora_r
     names = {".".join(name.split(".")[-2:]) for name in expert_parameters(model)}
     patterns = [re.escape(name) for name in parameters if name in names]
-    alpha = cfg.lora_alpha * (share ** .5 if cfg.use_rslora else share)
+    alpha = lora_alpha * (share ** .5 if use_rslora else share)
     return dict(rank_pattern=dict.fromkeys(patterns, r), alpha_pattern=dict.fromkeys(patterns, alpha))
 
 # %% ../../nbs/06_model/07_adapter.ipynb #23e40b40
 def lora_config(
     model,       # a base from `load_base`
     tokenizer,
-    cfg:Config,
+    *, method:str, load_in_8bit:bool,   # settings, as the others
+    lora_r:int, lora_alpha:float, lora_dropout:float, lora_target_modules:tuple[str,...],
+    lora_target_parameters:tuple[str,...]|None, modules_to_save:tuple[str,...]|None, train_tokens:tuple[str,...]|None,
+    use_rslora:bool, use_dora:bool, init_lora_weights:str,
 ):               # peft's `LoraConfig`
     "The `LoraConfig` of a training; ConfigError for names that the model or peft does not have"
     from peft import LoraConfig
-    if cfg.use_dora and cfg.load_in_8bit and cfg.method == "qlora" and model.device.type == "cpu":
+    if use_dora and load_in_8bit and method == "qlora" and model.device.type == "cpu":
         found = "with 8 bits on a CPU, peft loses the scales of the base"
         raise ConfigError("use_dora", found, "4 bits, or a GPU", edit(load_in_8bit=False) | edit(use_dora=False))
-    parameters = target_parameters(model, cfg.lora_target_modules, cfg.lora_target_parameters)
-    if parameters: _refuse_beside_experts(cfg)
-    elif cfg.lora_target_modules == ("none",):
+    parameters = target_parameters(model, lora_target_modules, lora_target_parameters)
+    if parameters:
+        _refuse_beside_experts(lora_dropout=lora_dropout, use_dora=use_dora, init_lora_weights=init_lora_weights)
+    elif lora_target_modules == ("none",):
         raise ConfigError("lora_target_modules", "it is none, and lora_target_parameters names nothing",
                           "something to adapt", edit(lora_target_modules=("all-linear",)))
     by_name = auto_class(model.config) is AutoModelForCausalLM   # otherwise peft writes the class name
     adapter = LoraConfig(
-        r=cfg.lora_r, lora_alpha=cfg.lora_alpha, lora_dropout=cfg.lora_dropout, bias="none",
+        r=lora_r, lora_alpha=lora_alpha, lora_dropout=lora_dropout, bias="none",
         task_type="CAUSAL_LM" if by_name else None,
-        target_modules=target_modules(model, cfg.lora_target_modules), exclude_modules=excluded_modules(model),
-        target_parameters=parameters or None, **_expert_patterns(model, parameters, cfg),
-        modules_to_save=_saved_modules(model, cfg.modules_to_save),
-        trainable_token_indices=_token_rows(model, tokenizer, cfg.train_tokens, cfg.modules_to_save),
-        use_rslora=cfg.use_rslora, use_dora=cfg.use_dora,
-        init_lora_weights=initial_weights(cfg.init_lora_weights, quantised=cfg.method == "qlora"))
+        target_modules=target_modules(model, lora_target_modules), exclude_modules=excluded_modules(model),
+        target_parameters=parameters or None, **_expert_patterns(model, parameters, lora_r, lora_alpha, use_rslora),
+        modules_to_save=_saved_modules(model, modules_to_save),
+        trainable_token_indices=_token_rows(model, tokenizer, train_tokens, modules_to_save),
+        use_rslora=use_rslora, use_dora=use_dora,
+        init_lora_weights=initial_weights(init_lora_weights, quantised=method == "qlora"))
     if experts := extension("weights"): adapter._register_custom_module({torch.nn.Module: experts.wrap_packed})
     return adapter
 
@@ -374,7 +378,7 @@ def add_adapter(
     if cfg.method == "full":
         train_in_full(model, cfg.unfrozen_parameters)
         return model.train()
-    wanted = lora_config(model, tokenizer, cfg)
+    wanted = lora_config(model, tokenizer, **cfg.values(lora_config))
     model.requires_grad_(False)
     base = model
     try:
@@ -397,13 +401,14 @@ def base_name(
 
 def name_base(
     model,       # changed in place
-    cfg:Config,
+    name:str,    # tiny, a folder, or a hub id
+    *, init:str, revision:str|None,   # settings
 )->None:
     "Record the name of the base in an adapter, which saves it; a base with random weights has no name to record"
     # with a name, peft would load the base's config and compare its vocabulary with the random weights'
-    name = "" if cfg.init == "random" else base_name(cfg.model)
+    name = "" if init == "random" else base_name(name)
     for adapter in getattr(model, "peft_config", {}).values():
-        adapter.base_model_name_or_path, adapter.revision = name, cfg.revision
+        adapter.base_model_name_or_path, adapter.revision = name, revision
 
 # %% ../../nbs/06_model/07_adapter.ipynb #14f485ac
 def _continues(adapter:str|None):
