@@ -16,9 +16,10 @@ from ..base.extensions import extension
 from ..base.report import edit, SftError
 from .settings import FORMATS
 from .thoughts import split_thought
-from .messages import (
-    are_texts, block_kind, content_text, first_present, is_missing, LOSS_FLAGS, normalise_message,
-    normalise_messages, parse_list, parse_tools, parse_value, REASONING_KEYS, role_of, ROLE_KEYS)
+from sft_nb.rows.messages import (
+    are_texts, content_text, first_present, is_missing, LOSS_FLAGS, normalise_message,
+    normalise_messages, parse_list, parse_tools, parse_value, REASONING_KEYS, role_of, ROLE_KEYS,
+    TEXT_TYPES)
 
 # %% ../../nbs/02_rows/03_readers.ipynb #58146679
 COMPLETION_KEYS = ("completion", "response", "chosen")
@@ -193,7 +194,7 @@ def as_messages(
 )->list[dict]:
     "`x` as messages: a list is normalised, a string or a number becomes one message with `role`"
     if isinstance(x, (str, Number)) or is_missing(x): return [dict(role=role, content=content_text(x, name))]
-    if isinstance(x, list) and x and all(isinstance(p, dict) and block_kind(p.get("type")) == "text" for p in x):
+    if isinstance(x, list) and x and all(isinstance(p, dict) and p.get("type") in TEXT_TYPES for p in x):
         if not any(first_present(p, ROLE_KEYS) for p in x):   # blocks
             return [normalise_message(dict(role=role, content=x), name)]
     return normalise_messages([x] if isinstance(x, dict) else parse_list(x, name), f"message of {name}")
