@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['kind_of_values', 'SampledColumns', 'propose_fields', 'may_be_answer', 'propose_pairs', 'fix_for_unread',
-           'how_to_read', 'explain_wrong_column']
+           'propose_reading', 'explain_wrong_column']
 
 # %% ../../nbs/16_extras/27_proposals.ipynb #prop0003
 import difflib, json, operator, re
@@ -362,7 +362,7 @@ def fix_for_unread(
 # %% ../../nbs/16_extras/27_proposals.ipynb #prop0017
 _PLAIN = {"text", "content", "contents", "code", "body", "document", "article", "passage", "story"}   # learned whole
 
-def how_to_read(
+def propose_reading(
     rows:list[dict],           # some rows of unknown format, or one
     given:tuple[str,...]=(),   # pairs that are already set: question=body
     *, labels:bool=False,      # is the answer a label?

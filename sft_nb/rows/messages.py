@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['TEXT_TYPES', 'LOSS_FLAGS', 'ROLE_KEYS', 'CONTENT_KEYS', 'REASONING_KEYS', 'CALL_ROLES', 'ROLE_ALIASES', 'is_missing',
-           'is_blank', 'are_texts', 'first_present', 'Block', 'read_blocks', 'content_text', 'parse_value', 'as_json',
-           'parse_list', 'parse_tools', 'read_flag', 'spelled_role', 'role_of', 'normalise_message', 'is_normalised',
-           'normalise_messages']
+           'is_blank', 'is_empty', 'are_texts', 'first_present', 'Block', 'read_blocks', 'content_text', 'parse_value',
+           'as_json', 'parse_list', 'parse_tools', 'read_flag', 'spelled_role', 'role_of', 'normalise_message',
+           'is_normalised', 'normalise_messages']
 
 # %% ../../nbs/02_rows/02_messages.ipynb #mess0003
 import ast, json, re
@@ -37,6 +37,12 @@ def is_blank(
     "Is the value missing, an empty list or dict, or a text without characters?"
     if isinstance(value, str): return not value.strip()
     return is_missing(value) or isinstance(value, (list, dict)) and not value
+
+def is_empty(
+    value,
+)->bool:
+    "Is the value missing, or does it hold nothing?"
+    return is_missing(value) or isinstance(value, (str, list, dict, tuple)) and not value
 
 def are_texts(
     value,
@@ -70,7 +76,9 @@ def read_blocks(
         is_text = isinstance(part, dict) and isinstance(part.get("text"), str) and "thought" not in part
         is_text = is_text and (part.get("type") in TEXT_TYPES or part.keys() == {"text"})
         block = Block("text", part["text"], part) if is_text else shapes and shapes.read_block(part)
-        if not block: raise SftError("row", f"{name} is {content!r:.80}", "a string", f"write {name} as a string")
+        if not block:
+            expected = "a string" if shapes else "a string; blocks are read by sft_nb.extras, which is missing"
+            raise SftError("row", f"{name} is {content!r:.80}", expected, f"write {name} as a string")
         found.append(block)
     return found
 
