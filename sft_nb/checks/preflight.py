@@ -11,6 +11,7 @@ __all__ = ['FEW_TOKENS', 'LEAST_SECONDS', 'MOST_SHARE', 'IN_PART', 'FromWorkbenc
 import math, random, time
 from contextlib import contextmanager, nullcontext, suppress
 from importlib.metadata import PackageNotFoundError, requires
+from operator import attrgetter
 from typing import Callable
 
 import numpy as np
@@ -23,7 +24,6 @@ from ..tokens.dataset import Data
 from ..batches.collate import DataCollatorForCausalLM, supervise_all
 from ..batches.layout import Layout, rows_of_largest_batch
 from ..batches.packing import Extent, training_extent
-from ..model.hardware import Hardware
 from ..model.finetuning.checkpointing import save_memory
 from ..model.experts import balance_weight
 from ..model.loss import batch_balance_loss, causal_lm, loss_of_scores
@@ -62,22 +62,10 @@ class FromWorkbench:
         "Settings that are not at their default"
         return {name for name in SETTINGS if not is_default(name, getattr(self.cfg, name))}
 
-    @property
-    def hardware(self)->Hardware: return self.bench.hardware
-    @property
-    def dtype(self)->torch.dtype: return self.bench.hardware.dtype
-    @property
-    def tokenizer(self): return self.bench.tokenizer
-    @property
-    def data(self)->Data: return self.bench.data
-    @property
-    def plan(self)->Plan|None: return self.bench.plan
-    @property
-    def no_plan(self)->str: return self.bench.no_plan
-    @property
-    def cfg(self)->Config: return self.bench.cfg
-    @property
-    def shape(self): return self.bench.shape
+    hardware, tokenizer, data, plan, no_plan, cfg, shape, low_precision, tolerance = (
+        property(attrgetter(f"bench.{part}")) for part in
+        "hardware tokenizer data plan no_plan cfg shape low_precision tolerance".split())
+    dtype = property(attrgetter("bench.hardware.dtype"))
 
 # %% ../../nbs/09_checks/06_preflight.ipynb #28dad2cd
 @contextmanager
@@ -286,11 +274,6 @@ class LossEvidence(LayoutEvidence):
         if not weight or not self.bench.supervised: return None
         with torch.no_grad(), no_dropout(model): found = batch_balance_loss(model, batch, dtype=self.dtype)
         return None if found is None else Balance(weight, weight * float(found), self.scored(self.few_batch))
-
-    @property
-    def low_precision(self)->bool: return self.bench.low_precision
-    @property
-    def tolerance(self)->float: return self.bench.tolerance
 
     @property
     def numeric_tolerance(self)->float:

@@ -146,7 +146,7 @@ def build_trainer(
     from sft_nb.training.trainer import SupervisedTrainer
     stop = stop or StopRequest(bench.cfg.max_time)
     with Phase("loading"): bench.make("model", "layout")   # the layout depends on the loaded model
-    name_base(bench.model, bench.cfg)
+    name_base(bench.model, bench.cfg.model, **bench.cfg.values(name_base))
     is_main = is_main_process()
     if is_main and bench.cfg.padding_free is True and not bench.layout.flat:   # only known with the loaded model
         sources = bench.cfg.sources | dict(padding_free="plan (the rows would read each other)")

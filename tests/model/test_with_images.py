@@ -16,7 +16,7 @@ from sft_nb.config.load import load_config
 from sft_nb.model.adapter import load_model, name_base, target_modules, text_path
 from sft_nb.model.load import auto_class, load_base, load_shape
 from sft_nb.model.loss import add_supervised_loss, causal_lm
-from sft_nb.model.finetuning.own_model import read_lora_settings
+from sft_nb.extras.own_model import read_lora_settings
 from sft_nb.planning.memory import skeleton
 from sft_nb.base.report import ConfigError, Report
 from sft_nb.proof.merge import merge
@@ -54,7 +54,7 @@ def test_only_the_language_model_is_adapted_under_the_names_of_the_published_cla
     with torch.no_grad():
         for n, p in model.named_parameters():
             if "lora_B" in n: p.normal_(std=.1)
-    name_base(model, cfg)
+    name_base(model, cfg.model, **cfg.values(name_base))
     model.save_pretrained(tmp_path/"adapter")
     by_name = json.loads((tmp_path/"adapter/adapter_config.json").read_text())["task_type"] == "CAUSAL_LM"
     assert by_name == (kind == "gemma3")
