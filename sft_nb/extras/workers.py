@@ -75,9 +75,10 @@ def _fork_workers(reader:Reader, n:int)->Iterator[ProcessPoolExecutor]:
 def encode_blocks(
     reader:Reader,
     blocks:Iterator[tuple[int,list]],
+    wanted:int|str,   # processes, or auto: the setting num_workers
 )->Iterator[tuple[Batch,Encoded]]:
     "Batches with their tokens, in their order; no process is made where no block is left, or for one worker"
-    n, first = _worker_count(reader.cfg.num_workers), next(blocks, None)
+    n, first = _worker_count(wanted), next(blocks, None)
     if first is None: return
     if n < 2: return (yield from reader.alone(chain([first], blocks)))
     with _fork_workers(reader, n) as pool:
