@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from ..base.view import Drawn, own_fields, part_html, View, Viewable
+from ..base.display import Drawn
+from ..base.view import own_fields, part_html, View, Viewable
 from ..base.files import write_atomically
 from ..base.report import command, ConfigError, edit, shell_quote
 from ..config.load import with_parameters_of

@@ -9,12 +9,12 @@ __all__ = ['several_turns', 'answer_as_reference', 'adapter_stages', 'Proof', 'u
 import json
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
-from ..base.display import as_html, Html, Shown, table_html
-from ..base.view import Drawn, finding_html, own_fields, View, Viewable
+from ..base.display import as_html, Drawn, Html, Shown, table_html
+from ..base.view import finding_html, own_fields, View, Viewable
 from ..base.credentials import redact_json
 from ..base.files import write_atomically
 from ..base.report import ConfigError, edit, Fix, ok, read_figures, SftError, warn
@@ -149,8 +149,10 @@ class Proof(Viewable):
             figures = Html("<br>".join(map(as_html, s.figures_in_words())))
             rows.append([s.link, *finding_html(s.finding), figures])
         stages = Drawn("\n".join(map(str, self.stages)), table_html(rows))
+        findings = [replace(s.finding, check=s.name) for s in self.stages]   # for JSON; text and HTML show the stages
+        more = dict(findings=findings, broken=self.broken and self.broken.name, fix=self.fix.says("shell"))
         return View(self.title, self.headline, self.verdict, "ok" if self.same else "fail", parts=[stages],
-                    data=own_fields(self) | dict(broken=self.broken and self.broken.name, fix=self.fix.says("shell")))
+                    data=own_fields(self) | more)
     def save(self, path:Path)->Path:
         "Write it as JSON, atomically and without secrets"
         path.parent.mkdir(parents=True, exist_ok=True)
