@@ -19,7 +19,7 @@ from sft_nb.config.load import load_config
 from sft_nb.model.adapter import load_model
 from sft_nb.model.attention import assume_documents
 from sft_nb.model.loss import Head, backbone, causal_lm, language_model
-from sft_nb.model.checkpointing import recompute_layers
+from sft_nb.model.finetuning.checkpointing import recompute_layers
 from sft_nb.planning.simulate import MemoryTracker, footprint
 from sft_nb.planning.memory import skeleton, static_bytes
 from sft_nb.tokens.tokenizer import load_tokenizer

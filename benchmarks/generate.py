@@ -18,7 +18,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, StoppingCri
 from common import alternating, median_rate, save
 from sft_nb.config.load import load_config
 from sft_nb.batches.layout import eval_mode
-from sft_nb.model.generate import Decoder, left_pad
+from sft_nb.model.generation import Decoder, left_pad
 from sft_nb.model.load import load_base
 from sft_nb.tasks.core import task_of
 from sft_nb.tokens.conversations import conversation, read_split

@@ -15,7 +15,7 @@ from real import JOBS, config_of
 def measure(name:str, folder:Path, setting:str, values:list, steps:int)->dict:
     "The search of one job: the loss of the base and of each value, with its interval"
     from dataclasses import replace
-    from sft_nb.evaluation.search import search
+    from sft_nb.extras.search import search
     folder.mkdir(parents=True, exist_ok=True)
     brief = dict(max_steps=steps, eval_steps=.5, save_steps=200, save_total_limit=2, eval_samples=100, preflight=False)
     cfg = replace(config_of(name, 42, str(folder), brief), runs_dir=str(folder/name))

@@ -33,7 +33,7 @@ from sft_nb.checks.preflight import preflight
 from sft_nb.config.load import load_config
 from sft_nb.model.adapter import lora_reach
 from sft_nb.batches.layout import eval_mode
-from sft_nb.model.generate import generate
+from sft_nb.model.generation import generate
 from sft_nb.model.load import auto_class, load_base, packed_share, quiet
 from sft_nb.model.loss import causal_lm
 from sft_nb.base.report import Report, error_summary

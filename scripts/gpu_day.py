@@ -30,9 +30,9 @@ from sft_nb.batches.layout import eval_mode
 from sft_nb.config.load import Config, load_config
 from sft_nb.model.adapter import add_adapter
 from sft_nb.model.attention import register_varlen
-from sft_nb.model.checkpointing import OnDevice, OnHost, offload_saved_tensors, recompute_layers
+from sft_nb.model.finetuning.checkpointing import OnDevice, OnHost, offload_saved_tensors, recompute_layers
 from sft_nb.model import generate as generation
-from sft_nb.model.generate import Decoder
+from sft_nb.model.generation import Decoder
 from sft_nb.model.hardware import choose_device, free_memory, is_out_of_memory, this_device
 from sft_nb.extras.kernels import (
     compile_layers, fuse_gates, fuse_lora, fuse_norms, fuse_rotary, use_liger)

@@ -34,7 +34,7 @@ _NAMES = {
     "model.loss": "add_supervised_loss chunked_cross_entropy",
     "model.load": "load_base guard_4bit count_parameters",
     "model.adapter": "load_model load_adapter add_adapter",
-    "model.generate": "Generation generate",
+    "model.generation": "Generation generate",
     "planning.plan": "Plan plan resolve",
     "workbench": "Workbench",
     "checks.preflight": "preflight",
@@ -48,7 +48,6 @@ _NAMES = {
     "evaluation.evaluate": "Evaluation evaluate",
     "evaluation.sweep": "Sweep sweep",
     "evaluation.verdict": "Verdict verdict compare",
-    "evaluation.search": "Search search",
     "proof.merge": "merge probe parity",
     "proof.prove": "Proof prove",
     "panels.batches": "BatchState BatchPanel",
@@ -75,10 +74,13 @@ def __getattr__(name):
 def __dir__(): return sorted([*globals(), *_HOME])
 
 
-# Modules of the top folder by their place in older versions, which users' task files and configs import.
-_MOVED = {f"sft_nb.{name}": f"sft_nb.{folder}.{name}" for folder, names in {
+# Modules by their place in older versions, which users' task files and configs import.
+_MOVED = {f"sft_nb.{name}": f"sft_nb.{folder}.{name.split('.')[-1]}" for folder, names in {
     "base": "before_torch credentials display escape extensions files installation progress report",
-    "config": "settings bases", "rows": "thoughts", "model": "optimizer"}.items() for name in names.split()}
+    "config": "settings bases", "rows": "thoughts",
+    "model.finetuning": "optimizer model.optimizer model.checkpointing model.parallelism model.own_model",
+    }.items() for name in names.split()} | {
+    "sft_nb.model.generate": "sft_nb.model.generation", "sft_nb.model.sampling": "sft_nb.model.generation"}
 
 
 class _OldNames:

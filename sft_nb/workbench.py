@@ -27,8 +27,8 @@ from .model.attention import choose_attention
 from .model.loss import add_supervised_loss, batch_loss
 from .model.load import load_base, load_shape, quiet
 from .model.adapter import load_adapter, load_model
-from .model.own_model import make_trainable, save_unnamed_base, with_model
-from .model.parallelism import divides_weights
+from .model.finetuning.own_model import make_trainable, save_unnamed_base, with_model
+from .model.finetuning.parallelism import divides_weights
 from .planning.plan import Plan, plan as make_plan
 from .planning.plan import with_plan, without_plan
 

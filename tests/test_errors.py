@@ -6,7 +6,7 @@ import pytest
 from sft_nb.config.load import load_config
 from sft_nb.extras.openai_client import rejection, RequestRejected
 from sft_nb.model.adapter import _earlier_adapter
-from sft_nb.model.parallelism import deepspeed_config
+from sft_nb.model.finetuning.parallelism import deepspeed_config
 from sft_nb.proof.folder_checks import Folder
 from sft_nb.extras.gguf_checks import Gguf
 from sft_nb.base.report import ConfigError, MissingFileError, MissingPathError, MissingRunError, SftError

@@ -138,8 +138,9 @@ for line in {lines}: print("code", main(line.split()))
 """
 
 
-NEED_THEM = ("report runs/x", "merge runs/x --out a.gguf", "prove runs/x --gguf a.gguf",
-             "prove runs/x --server http://localhost:1", "evaluate runs/x --eval-samples 2 --server http://localhost:1")
+NEED_THEM = ("search --config demo --learning-rate 1e-3 1e-2", "report runs/x", "merge runs/x --out a.gguf",
+             "prove runs/x --gguf a.gguf", "prove runs/x --server http://localhost:1",
+             "evaluate runs/x --eval-samples 2 --server http://localhost:1")
 
 
 def test_a_feature_of_the_extras_is_named_where_it_is_missing(tmp_path):

@@ -23,12 +23,17 @@ BY_STRING = {   # imports of what no import statement names: the package itself 
     "config.files": ["__import__", "import_module"],   # what a config file, a user's program, imports
     "tasks.core": ["import_module"] * 2,   # a user's `module:attribute`; one of the listed files of a folder
     "model.attention": ["import_module"],   # a flash-attn package
-    "model.optimizer": ["import_module"],   # the package of an optimiser
+    "model.finetuning.optimizer": ["import_module"],   # the package of an optimiser
     "extras.__init__": ["import_module"]}   # an optional part, when the core first asks for it
 PACKAGE = ROOT/"sft_nb"
 
 
 def dotted(path:Path, package:Path=PACKAGE)->str: return ".".join(path.relative_to(package).with_suffix("").parts)
+
+
+def module_of(notebook:Path)->str:
+    "`nbs/06_model/09_finetuning/04_optimizer.ipynb` -> `model.finetuning.optimizer`"
+    return ".".join(re.sub(r"^\d\d_", "", name) for name in notebook.relative_to(ROOT/"nbs").with_suffix("").parts)
 
 
 def chapters()->list[str]:
@@ -37,8 +42,8 @@ def chapters()->list[str]:
     for part in PARTS:
         top = [p for p in (ROOT/"nbs").iterdir() if re.fullmatch(rf"\d\d_{part}(\.ipynb)?", p.name)]
         for p in top:
-            inside = sorted(p.glob("[0-9]*.ipynb"))
-            found += [f"{part}.{q.stem.split('_', 1)[1]}" for q in inside] if p.is_dir() else [part]
+            inside = sorted(p.rglob("[0-9]*.ipynb"))
+            found += [module_of(q) for q in inside] if p.is_dir() else [part]
     return found
 
 
@@ -75,7 +80,7 @@ def ours(name:str)->str:
     import sft_nb
     parts = name.split(".")[1:]
     if len(parts) == 1 and parts[0] in sft_nb._HOME: return sft_nb._HOME[parts[0]]
-    for n in (2, 1):
+    for n in (3, 2, 1):
         module = ".".join(parts[:n])
         if module in CHAPTERS or module in PARTS: return module
     return ""
@@ -111,8 +116,8 @@ def test_every_module_is_a_chapter_and_every_part_is_in_the_list():
 
 
 def test_numbers_in_a_part_have_no_gap():
-    for folder in (p for p in (ROOT/"nbs").iterdir() if p.is_dir() and p.name[0].isdigit()):
-        numbers = [int(p.stem.split("_")[0]) for p in sorted(folder.glob("[0-9]*.ipynb"))]
+    for folder in (p for p in (ROOT/"nbs").rglob("[0-9]*") if p.is_dir()):
+        numbers = [int(p.stem.split("_")[0]) for p in sorted(folder.glob("[0-9]*"))]
         assert numbers == [*range(len(numbers))], folder.name
 
 

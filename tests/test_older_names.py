@@ -26,6 +26,14 @@ def test_a_config_file_that_imports_old_names(tmp_path):
     assert load_config(tmp_path/"mine.py").max_length == 2 * load_config("demo").max_length
 
 
+def test_old_names_of_the_model():
+    from sft_nb.model import checkpointing, generate, optimizer, sampling
+    from sft_nb.model.finetuning import checkpointing as new
+    from sft_nb.model.generation import Sampling
+    assert checkpointing is new and sampling is generate and generate.Sampling is Sampling
+    assert optimizer.__name__ == "sft_nb.model.finetuning.optimizer"
+
+
 def test_old_names_load_no_torch():
     code = OLD + "import sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

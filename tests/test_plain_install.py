@@ -64,7 +64,7 @@ def test_every_module_imports_and_a_training_runs_without_the_optional_packages(
 
 
 def use_deepspeed(folder):
-    from sft_nb.model.parallelism import check_division
+    from sft_nb.model.finetuning.parallelism import check_division
     check_division(load_config("demo", deepspeed="zero2"))
 
 def use_liger(folder):

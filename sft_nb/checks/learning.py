@@ -16,8 +16,8 @@ import torch
 
 from ..base.report import ConfigError, Finding, SftError, edit, fail, error_summary, ok, skipped, warn
 from ..config.load import Config
-from ..model.generate import Generation
-from ..model.optimizer import AFTER_EVALUATION, count_warmup_steps, make_optimizer, make_schedule
+from ..model.generation import Generation
+from ..model.finetuning.optimizer import AFTER_EVALUATION, count_warmup_steps, make_optimizer, make_schedule
 from .core import check
 
 # %% ../../nbs/09_checks/05_learning.ipynb #618d2459

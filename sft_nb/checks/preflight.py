@@ -23,18 +23,18 @@ from ..batches.collate import DataCollatorForCausalLM, supervise_all
 from ..batches.layout import Layout, rows_of_largest_batch
 from ..batches.packing import Extent, training_extent
 from ..model.hardware import Hardware
-from ..model.checkpointing import save_memory
+from ..model.finetuning.checkpointing import save_memory
 from ..model.experts import balance_weight
 from ..model.loss import batch_balance_loss, causal_lm, loss_of_scores
 from ..model.load import count_parameters, quiet
-from ..model.generate import continue_tokens, eval_mode, Generation
+from ..model.generation import continue_tokens, eval_mode, Generation
 from ..planning.bits import BitsCost, cost_of_bits, few_rows, in_16_bits
 from ..planning.plan import Plan, plan as make_plan
 from ..workbench import cached_part, leaves_base, Workbench, workbench_for
 from .rows import Survey, survey
 from .step import Balance, Evaluated, FirstStep, no_dropout, Slope, slopes, take_step
 from .learning import learn_some, Learned, MOST_TO_SAVE, run_schedule, save_once, Saved, ScheduleRun
-from ..model.optimizer import make_optimizer
+from ..model.finetuning.optimizer import make_optimizer
 from ..base.progress import format_duration, Phase, show_progress
 from ..base.display import format_number, Shown
 from ..base.report import Finding, Report, SftError
@@ -99,7 +99,7 @@ class RowEvidence(FromWorkbench):
     @cached_part
     def trainer(self):
         "TRL's trainer around the workbench's model, which it modifies exactly as in training"
-        from sft_nb.model.trl_trainer import make_trainer_around   # loads TRL
+        from sft_nb.model.finetuning.trl_trainer import make_trainer_around   # loads TRL
         model = self.bench.model   # built first, so its errors are not the trainer's
         hardware, rows = self.hardware, self.data.train.tokens
         return make_trainer_around(model, self.tokenizer, rows, device=hardware.device, dtype=hardware.dtype,

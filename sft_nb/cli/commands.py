@@ -11,6 +11,7 @@ import ast, json, os, re, sys, time
 from contextlib import nullcontext
 from pathlib import Path
 
+from ..base.extensions import need_extension
 from ..base.installation import load_libraries
 from ..base.escape import escape_controls
 from ..base.report import as_fix, command, ConfigError, edit, shell_quote, Report
@@ -162,7 +163,7 @@ def _new_run(cfg:Config):
     # if two start at once, refuse the second now, not after its preflight
     with reserve_name(cfg.runs_dir, cfg.run_name):
         _check_agreement(cfg)
-        from sft_nb.model.parallelism import check_several
+        from sft_nb.model.finetuning.parallelism import check_several
         check_several(cfg, 1)
         from sft_nb.workbench import Workbench
         from sft_nb.training.train import describe_preflight, describe_setup, train
@@ -346,7 +347,7 @@ def search_command(args:list[str])->int:
     options, cfg = parse("search", args, _SEARCH, summary=search_command.__doc__)
     require_trust(cfg)
     _check_agreement(cfg)
-    from sft_nb.evaluation.search import search
+    search = need_extension("search", "sft_nb search")
     same = "name by sampler trials stop_early".split()
     made = search(cfg, **{name: getattr(options, name) for name in same}, **values)
     _print_json_or_report(made, options.json)

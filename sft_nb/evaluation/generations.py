@@ -32,7 +32,7 @@ from sft_nb.tasks.metrics import (
 from ..tokens.conversations import conversation
 from ..tokens.encode import encode, encode_prompts
 from ..model.loss import row_losses
-from ..model.generate import continue_tokens, Generation
+from ..model.generation import continue_tokens, Generation
 from ..runs.checkpoint import LOWER_IS_BETTER
 from ..runs.provenance import base_folder, weights_of
 from .statistics import difference, Difference, interval, mean_interval

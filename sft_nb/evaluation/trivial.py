@@ -17,7 +17,7 @@ from ..base.report import Finding, pluralise, SftError, warn
 from ..rows.thoughts import answer_of, without_thought
 from ..tasks.metrics import labels_of, repeated_answer
 from ..tokens.encode import encode_prompts
-from ..model.generate import Generation
+from ..model.generation import Generation
 from ..runs.checkpoint import LOWER_IS_BETTER
 from .statistics import difference, Difference
 from .generations import answer_limit, own_figures, Questions, score_generations, Scores, with_unit

@@ -4,7 +4,7 @@ from importlib import import_module
 
 # module here -> its names that are public names of `sft_nb`
 PUBLIC = {"losses": "LossState LossPanel", "plan_panel": "PlanState PlanPanel", "html_report": "run_page",
-          "gguf_checks": "gguf_adapter"}
+          "gguf_checks": "gguf_adapter", "search": "Search search"}
 
 
 def _load_part(module:str, name:str=""):
@@ -18,6 +18,7 @@ EXTENSIONS = {
     "public_names": lambda: {f"extras.{module}": names for module, names in PUBLIC.items()},
     "known_names": lambda: _load_part("other_tools", "OtherTools")(),
     "run_page": partial(_load_part, "html_report", "run_page"),
+    "search": partial(_load_part, "search", "search"),
     "server_evaluator": partial(_load_part, "openai_client", "ServerEvaluator"),
     "gguf_adapter": partial(_load_part, "gguf_checks", "gguf_adapter"),
     "proof_gguf": partial(_load_part, "gguf_checks", "GgufLink"),

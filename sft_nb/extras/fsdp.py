@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from transformers import Trainer
 
-from ..model.checkpointing import layers_of
+from ..model.finetuning.checkpointing import layers_of
 
 # %% ../../nbs/16_extras/16_fsdp.ipynb #ebf69349
 def shard(

@@ -24,7 +24,7 @@ from ..base.installation import is_installed
 from ..base.report import as_fix, ConfigError, command, edit
 from ..model.precision import joined_repairs, Repair, swap_forward
 from ..model.loss import causal_lm, dtype_of_products
-from ..model.checkpointing import layers_of
+from ..model.finetuning.checkpointing import layers_of
 
 # %% ../../nbs/16_extras/12_kernels.ipynb #7f86882f
 # older versions compile a Function that writes into its own result to zero gradients (measured with 2.11)

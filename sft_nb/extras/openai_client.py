@@ -26,7 +26,7 @@ from ..base.files import parse_json
 from ..base.progress import Phase, show_progress
 from ..base.report import command, ConfigError, edit, SftError
 from ..tokens.template import OWN_KEYS, Template
-from ..model.generate import Generation
+from ..model.generation import Generation
 from ..evaluation.generations import is_cut_in_thought, Questions, score_generations, Scores
 from ..proof.reference import RenderedPrompt
 

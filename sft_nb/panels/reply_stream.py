@@ -17,8 +17,7 @@ from ..base.report import pluralise
 from ..rows.thoughts import decode_answer
 from ..tasks.core import Score
 from ..batches.layout import eval_mode
-from ..model.generate import start_rows, Decoder, choose_decoding
-from ..model.sampling import chosen
+from ..model.generation import start_rows, Decoder, choose_decoding, chosen
 
 # %% ../../nbs/14_panels/05_reply_stream.ipynb #rep0rep1
 @dataclass

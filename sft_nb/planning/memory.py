@@ -16,9 +16,9 @@ from ..batches.layout import text_config
 from ..model.load import auto_class, load_shape, our_quantizer, quantization, quiet
 from ..model.attention import register_varlen
 from ..model.precision import use_kernels
-from ..model.checkpointing import layers_of
+from ..model.finetuning.checkpointing import layers_of
 from ..model.adapter import lora_config, spare_casts, targets_as_named, tie_adapters, train_in_full
-from ..model.parallelism import Division
+from ..model.finetuning.parallelism import Division
 
 # %% ../../nbs/07_planning/00_memory.ipynb #st0dora2
 @contextmanager

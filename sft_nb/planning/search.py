@@ -25,8 +25,8 @@ from ..batches.packing import batch_sampler
 from ..batches.layout import BatchLengths, largest_batch, model_class, should_flatten, takes_flattened
 from ..model.hardware import Device
 from ..model.attention import choose_attention
-from ..model.parallelism import Division, division_of, divides_weights, sharing_of
-from ..model.checkpointing import part_length
+from ..model.finetuning.parallelism import Division, division_of, divides_weights, sharing_of
+from ..model.finetuning.checkpointing import part_length
 from ..model.load import can_recompute_layers, check_packable, load_shape, stored_by
 from ..model.adapter import initial_weights, method_of_earlier
 from .memory import divided_bytes, loaded_bytes, passing_bytes, skeleton

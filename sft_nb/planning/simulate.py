@@ -28,7 +28,7 @@ from ..batches.states import assume_lengths
 from ..model.attention import assume_documents
 from ..model.loss import backbone, causal_lm, Head, language_model
 from ..model.load import quantization, quiet
-from ..model.checkpointing import (
+from ..model.finetuning.checkpointing import (
     checkpoint_parts, CopyStream, dense_strides, offload_saved_tensors, OnDevice, recompute_layers, recompute_parts)
 from ..model.precision import kernels_for
 from .memory import skeleton, weights_for_dora
@@ -326,7 +326,7 @@ def checkpoint_first_and_last_parts(forward, x:torch.Tensor, n:int, along:int)->
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #si1save1
 def _save_memory(model, how:Pass)->None:
-    "Recompute layers, keep attention or offload like `sft_nb.model.checkpointing`"
+    "Recompute layers, keep attention or offload like `sft_nb.model.finetuning.checkpointing`"
     waiting = _Forgotten if how.offloading else OnDevice
     if how.checkpointing: recompute_layers(model, keep_attention=how.keep_attention, waiting=waiting)
     if how.recompute_parts: recompute_parts(model, checkpoint_first_and_last_parts)

@@ -14,7 +14,7 @@ from ..batches.layout import BatchLengths, text_config
 from ..model.hardware import Device
 from ..model.experts import count_active_experts, count_experts, expert_parameters
 from ..model.loss import causal_lm
-from ..model.checkpointing import parts_of
+from ..model.finetuning.checkpointing import parts_of
 
 # %% ../../nbs/07_planning/02_throughput.ipynb #00fb6b1a
 @dataclass(frozen=True)

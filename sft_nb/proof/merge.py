@@ -35,7 +35,7 @@ from ..batches.layout import eval_mode
 from ..model.adapter import check_trained, read_adapter, text_path
 from ..model.hardware import free_memory, is_out_of_memory
 from ..model.load import auto_class, load_base, quiet
-from ..model.generate import generate
+from ..model.generation import generate
 from ..model.loss import causal_lm
 from ..workbench import leaves_base, Workbench
 from ..runs.locate import merge_target

@@ -29,10 +29,10 @@ from ..config.setting import fix_for_source
 from ..config.settings import settings_with
 from ..model.hardware import find_hardware
 from ..model.load import check_quantization
-from ..model.parallelism import check_division, deepspeed_config
+from ..model.finetuning.parallelism import check_division, deepspeed_config
 from ..model.precision import kernels_for
-from ..model.trl_trainer import OneGpuConfig
-from ..model.optimizer import (
+from ..model.finetuning.trl_trainer import OneGpuConfig
+from ..model.finetuning.optimizer import (
     AFTER_EVALUATION, optimizer_name, OPTIMIZER_PACKAGES, optimizer_options, schedule_arguments)
 from ..runs.status import ACTIVE
 from ..runs.directory import Run

@@ -29,7 +29,7 @@ from ..batches.layout import eval_mode
 from ..model.hardware import is_out_of_memory
 from ..model.load import broken_weights
 from ..model.loss import batch_loss
-from ..model.generate import Generation, continue_tokens
+from ..model.generation import Generation, continue_tokens
 from ..workbench import Workbench
 from ..runs.metrics import append_line, cut_lines
 from ..runs.directory import Run

@@ -16,7 +16,7 @@ from ..config.load import require_trust, Config
 from ..config.files import check_portable
 from ..tokens.dataset import Data
 from ..tokens.prepare import check_rows_are_named, config_and_data, with_data
-from ..model.parallelism import check_several
+from ..model.finetuning.parallelism import check_several
 from ..runs.process import SignalListener
 from ..runs.directory import check_free, create_run, open_run, reserve_name, resume_command, Run, start_process
 from ..runs.distributed import is_main_process

@@ -18,7 +18,7 @@ import torch
 from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
 
 from ..base.report import ConfigError, Fix, pluralise, edit
-from ..model.optimizer import create_optimizer, make_schedule
+from ..model.finetuning.optimizer import create_optimizer, make_schedule
 
 # %% ../../nbs/11_training/04_step.ipynb #t4000007
 @dataclass

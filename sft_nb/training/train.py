@@ -27,7 +27,7 @@ from ..config.settings import max_time_seconds
 from ..tokens.dataset import Data
 from ..tokens.prepare import missing_rows_are_of_the_run
 from ..model.adapter import base_name, lora_reach, name_base, text_path
-from ..model.parallelism import check_several
+from ..model.finetuning.parallelism import check_several
 from ..model.hardware import is_out_of_memory
 from ..model.precision import kernels_for
 from ..model.load import broken_weights, quiet

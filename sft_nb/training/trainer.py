@@ -28,11 +28,11 @@ from ..model.experts import balance_weight
 from ..model.load import broken_weights, quiet
 from ..model.loss import causal_lm
 from ..model.precision import preserve_dtypes
-from ..model.checkpointing import offload_saved_tensors, save_memory
-from ..model.parallelism import sharing_of
-from ..model.trl_trainer import undo_trl_changes
+from ..model.finetuning.checkpointing import offload_saved_tensors, save_memory
+from ..model.finetuning.parallelism import sharing_of
+from ..model.finetuning.trl_trainer import undo_trl_changes
 from ..workbench import Workbench
-from ..model.optimizer import follow_schedule
+from ..model.finetuning.optimizer import follow_schedule
 from ..runs.checkpoint import (
     atomic_checkpoint, best_steps, cannot_write, flatten_folder, prune, unscored_steps)
 from ..runs.directory import Run, resume_command

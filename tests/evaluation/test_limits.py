@@ -9,7 +9,7 @@ from sft_nb.evaluation import generations as chapter
 from sft_nb.evaluation.evaluate import Evaluator
 from sft_nb.evaluation.generations import answer_prompts, GenerationCache, longest_target, make_questions
 from sft_nb.extras.openai_client import ServerEvaluator, ServerReply
-from sft_nb.model.generate import Generation
+from sft_nb.model.generation import Generation
 from sft_nb.base.progress import Progress
 
 CALL = dict(type="function", function=dict(name="add", arguments=dict(a=1, b=2)))

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 from sft_nb import load_config, SftError, train
-from sft_nb.evaluation import search as searching
-from sft_nb.evaluation.search import next_from_optuna, ValueRange, search, Trial
+from sft_nb.extras import search as searching
+from sft_nb.extras.search import next_from_optuna, ValueRange, search, Trial
 from sft_nb.base.report import ConfigError
 from sft_nb.runs.directory import Run
 

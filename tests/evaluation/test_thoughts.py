@@ -9,7 +9,7 @@ from sft_nb.config.load import load_config
 from sft_nb.evaluation.evaluate import evaluate, Evaluation, scored_with_thoughts
 from sft_nb.evaluation.generations import answer_rows, generation_keys, make_questions, score_generations, Scores
 from sft_nb.extras.openai_client import as_generation, ServerReply
-from sft_nb.model.generate import Decoder, Generation
+from sft_nb.model.generation import Decoder, Generation
 from sft_nb.model.load import load_base
 from sft_nb.tasks.core import get_task, Score, task, task_names
 from sft_nb.tasks.metrics import score_answer

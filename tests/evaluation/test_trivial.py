@@ -11,7 +11,7 @@ from sft_nb.evaluation.generations import make_questions, score_generations
 from sft_nb.evaluation.sweep import sweep, Sweep
 from sft_nb.evaluation.trivial import Baselines, find_trivial, trivial_answers
 from sft_nb.evaluation.verdict import compare, Comparison, decide, verdict
-from sft_nb.model.generate import Generation
+from sft_nb.model.generation import Generation
 from sft_nb.panels.evaluation import EvalState
 from sft_nb.tasks.core import task_of
 from sft_nb.tasks.metrics import measure_answers

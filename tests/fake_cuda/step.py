@@ -22,7 +22,7 @@ from transformers import AutoConfig
 
 from sft_nb.batches.collate import CollatorWithPositions, DataCollatorFlattening
 from sft_nb.config.load import load_config
-from sft_nb.model.checkpointing import recompute_layers, recompute_parts
+from sft_nb.model.finetuning.checkpointing import recompute_layers, recompute_parts
 from sft_nb.model.precision import use_kernels
 from sft_nb.model.loss import Head, _loss_of, _with_supervised, causal_lm
 from sft_nb.model.precision import adapters_to_float32

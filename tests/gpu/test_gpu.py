@@ -21,10 +21,10 @@ from sft_nb.model.attention import Documents, varlen_attention
 from sft_nb.extras.kernels import compile_layers, fuse_gates, fuse_lora, fuse_norms, fuse_rotary, use_liger
 from sft_nb.model.loss import add_product, add_supervised_loss, adds_to_float32
 from sft_nb.model.precision import adapters_to_float32
-from sft_nb.model.checkpointing import (
+from sft_nb.model.finetuning.checkpointing import (
     ATTENTION, OnDevice, OnHost, offload_saved_tensors, recompute_layers, recompute_parts)
 from sft_nb.model import generate as generation
-from sft_nb.model.generate import Decoder
+from sft_nb.model.generation import Decoder
 from sft_nb.extras.fsdp import shard, whole_weights
 from sft_nb.training.guards import own_part
 from sft_nb.planning.plan import plan

@@ -67,7 +67,7 @@ def as_a_run_has_it()->dict:
     from sft_nb.config.load import load_config
     from sft_nb.model.adapter import load_model
     from sft_nb.extras.kernels import fuse_lora, use_liger
-    from sft_nb.model.checkpointing import recompute_layers
+    from sft_nb.model.finetuning.checkpointing import recompute_layers
     from sft_nb.tokens.tokenizer import load_tokenizer
     cfg = load_config(kernels="none", method="lora", dtype="float32")
     m = load_model(cfg, load_tokenizer(cfg)).train()

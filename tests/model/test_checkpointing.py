@@ -17,7 +17,7 @@ from sft_nb.config.load import load_config
 from sft_nb.model import checkpointing
 from sft_nb.model.attention import announce_documents
 from sft_nb.model.loss import causal_lm
-from sft_nb.model.checkpointing import (
+from sft_nb.model.finetuning.checkpointing import (
     ATTENTION, offload_saved_tensors, OnDevice, OnHost, parts_of, recompute_layers, recompute_parts, save_memory)
 from sft_nb.planning.simulate import MemoryTracker, Pass, simulate
 from sft_nb.planning.memory import skeleton

@@ -21,7 +21,7 @@ from sft_nb.extras.packed_experts import packed_experts, restore_experts
 from sft_nb.model.experts import balance_loss_of, balance_weight, expert_parameters
 from sft_nb.model.load import auto_class, load_base, quiet
 from sft_nb.model.loss import add_supervised_loss
-from sft_nb.model.own_model import read_lora_settings
+from sft_nb.model.finetuning.own_model import read_lora_settings
 from sft_nb.base.report import ConfigError, SftError
 from sft_nb.proof.merge import merge_weights
 from sft_nb.runs.directory import Run

@@ -13,7 +13,7 @@ from sft_nb.config.load import load_config
 from sft_nb.model.adapter import load_model, target_modules
 from sft_nb.model.attention import choose_attention
 from sft_nb.model.experts import balance_weight, count_experts
-from sft_nb.model.generate import continue_tokens, choose_decoding, reads_padding
+from sft_nb.model.generation import continue_tokens, choose_decoding, reads_padding
 from sft_nb.model.load import auto_class, load_base
 from sft_nb.model.loss import add_supervised_loss, batch_loss
 from sft_nb.batches.collate import DataCollatorForCausalLM

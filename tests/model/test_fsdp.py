@@ -12,7 +12,7 @@ from torch.multiprocessing.spawn import start_processes
 from sft_nb.config.load import load_config
 from sft_nb.extras.kernels import compile_layers, fuse_lora
 from sft_nb.model.loss import add_supervised_loss
-from sft_nb.model.checkpointing import recompute_layers, recompute_parts
+from sft_nb.model.finetuning.checkpointing import recompute_layers, recompute_parts
 from sft_nb.extras.fsdp import shard, whole_weights, whole_when_saved
 from sft_nb.planning.plan import plan
 from sft_nb.training.guards import all_finite, own_part, weight_norms

@@ -15,7 +15,7 @@ from sft_nb.config.load import load_config
 from sft_nb.tokens.tokenizer import load_tokenizer, model_path
 from sft_nb.tokens.encode import encode, encode_prompts, end_ids
 from sft_nb.model import generate as generation
-from sft_nb.model.generate import continue_tokens, Decoder, choose_decoding, generate, reads_padding
+from sft_nb.model.generation import continue_tokens, Decoder, choose_decoding, generate, reads_padding
 from sft_nb.batches.layout import rows_stay_apart
 from sft_nb.model.attention import register_varlen
 from sft_nb.model.load import load_base

@@ -19,7 +19,7 @@ from sft_nb.config.load import load_config
 from sft_nb.extras import kernels
 from sft_nb.model.adapter import load_model
 from sft_nb.extras.kernels import check_kernels, use_liger
-from sft_nb.model.checkpointing import recompute_parts
+from sft_nb.model.finetuning.checkpointing import recompute_parts
 from sft_nb.base.report import ConfigError
 from sft_nb.training.arguments import check_settings
 

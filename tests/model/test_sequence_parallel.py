@@ -13,7 +13,7 @@ from sft_nb.batches.collate import DataCollatorFlattening, CollatorWithPositions
 from sft_nb.config.load import load_config
 from sft_nb.model.attention import choose_attention
 from sft_nb.model.loss import add_supervised_loss
-from sft_nb.model.checkpointing import recompute_layers
+from sft_nb.model.finetuning.checkpointing import recompute_layers
 from sft_nb.extras.sequence_parallel import in_shares
 from sft_nb.planning import search
 from sft_nb.planning.plan import plan

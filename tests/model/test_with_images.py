@@ -16,7 +16,7 @@ from sft_nb.config.load import load_config
 from sft_nb.model.adapter import load_model, name_base, target_modules, text_path
 from sft_nb.model.load import auto_class, load_base, load_shape
 from sft_nb.model.loss import add_supervised_loss, causal_lm
-from sft_nb.model.own_model import read_lora_settings
+from sft_nb.model.finetuning.own_model import read_lora_settings
 from sft_nb.planning.memory import skeleton
 from sft_nb.base.report import ConfigError, Report
 from sft_nb.proof.merge import merge

@@ -9,7 +9,7 @@ import torch
 from learner import small
 
 from sft_nb.config.load import load_config
-from sft_nb.model.generate import Generation, generate
+from sft_nb.model.generation import Generation, generate
 from sft_nb.panels.conversation import GenerationState, Turn, question_of, turn_html, with_system_prompt
 from sft_nb.panels.generation import GenerationPanel
 from sft_nb.panels.reply_stream import Reply, first_difference, pieces_html, speak, write_reply

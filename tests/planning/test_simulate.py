@@ -14,7 +14,7 @@ from sft_nb.config.load import load_config
 from sft_nb.model.adapter import load_model
 from sft_nb.model.attention import assume_documents
 from sft_nb.model.loss import causal_lm
-from sft_nb.model.checkpointing import checkpoint_parts, recompute_layers
+from sft_nb.model.finetuning.checkpointing import checkpoint_parts, recompute_layers
 from sft_nb.planning import simulate as simulation# the module
 from sft_nb.planning.simulate import MemoryTracker, _forward_and_loss, footprint
 from sft_nb.tokens.tokenizer import load_tokenizer
@@ -136,7 +136,7 @@ def test_parts_between_the_first_and_the_last_need_not_be_computed(
         tmp_path, tokenizer, monkeypatch, method, more, tokens):
     "To the byte what all parts take, the last of which may be shorter; gradients of all weights vary a little"
     for name, n in dict(_FEWEST=16, _MOST_PARTS=7).items():
-        monkeypatch.setattr(f"sft_nb.model.checkpointing.{name}", n)
+        monkeypatch.setattr(f"sft_nb.model.finetuning.checkpointing.{name}", n)
     small = folder(tmp_path, "qwen3", num_hidden_layers=2, intermediate_size=512)
     cfg, computed, whole = load_config(model=small, tokenizer="tiny", init="random", method=method), [], checkpoint
     def simulated():

@@ -57,7 +57,7 @@ def test_a_run_and_its_adapter_know_it(run, tmp_path):
 
 def prompts_of(monkeypatch, args):
     "What a command gives the model to read"
-    import sft_nb.model.generate as generating
+    import sft_nb.model.generation as generating
     seen, encode = [], generating.encode_prompts
     monkeypatch.setattr(generating, "encode_prompts", lambda talks, tok: seen.extend(talks) or encode(talks, tok))
     assert main(args) == 0

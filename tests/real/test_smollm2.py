@@ -13,7 +13,7 @@ from sft_nb.checks.core import CHECKS, run_check
 from sft_nb.checks.preflight import Evidence
 from sft_nb.config.load import load_config
 from sft_nb.evaluation.evaluate import evaluate
-from sft_nb.model.generate import continue_tokens, reads_padding
+from sft_nb.model.generation import continue_tokens, reads_padding
 from sft_nb.model.load import load_base
 from sft_nb.runs.locate import find_target
 from sft_nb.tokens.encode import encode_prompts

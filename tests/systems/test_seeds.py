@@ -9,7 +9,7 @@ from learner import shape
 
 from sft_nb.cli import commands, main
 from sft_nb.config.load import load_config
-from sft_nb.model.parallelism import deepspeed_config
+from sft_nb.model.finetuning.parallelism import deepspeed_config
 from sft_nb.base.report import ConfigError
 from sft_nb.config.settings import defaults
 from sft_nb.tasks.core import task_names
@@ -368,7 +368,7 @@ def test_000_all_domains_have_figures_of_their_own(folder, tokenizer):
     "Fewer rows than there are: each domain has its part, and one that got worse is seen"
     from sft_nb.evaluation.evaluate import Evaluation, held_out
     from sft_nb.evaluation.generations import make_questions, score_generations
-    from sft_nb.model.generate import Generation
+    from sft_nb.model.generation import Generation
     from sft_nb.runs.locate import Target
     cfg = load_config("translate", model="tiny", train_file=str(folder), eval_samples=16)
     rows, _, domains = held_out(Target("all", "adapter", cfg, None), tokenizer)

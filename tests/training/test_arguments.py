@@ -5,7 +5,7 @@ from learner import small
 
 from sft_nb.config.load import load_config
 from sft_nb.model.adapter import load_model
-from sft_nb.model.optimizer import make_optimizer, make_schedule
+from sft_nb.model.finetuning.optimizer import make_optimizer, make_schedule
 from sft_nb.base.report import ConfigError
 from sft_nb.runs.directory import create_run
 from sft_nb.config.settings import settings_with

@@ -5,7 +5,7 @@ from unittest.mock import patch
 import torch
 from learner import notes, small, small_qlora, weights
 
-from sft_nb.model.generate import Generation
+from sft_nb.model.generation import Generation
 from sft_nb.runs.environment import environment
 from sft_nb.training import guards as guarding   # the module
 from sft_nb.training.guards import SampleProbe
