@@ -173,7 +173,7 @@ def _make_asker(options):
     "A function that generates with the model or its base: conversations -> generations"
     from sft_nb.runs.locate import find_target
     target = find_target(options.run, checkpoint=options.checkpoint, trust_remote_code=options.trust_remote_code)
-    from sft_nb.model.generate import generate
+    from sft_nb.model.generation import generate
     from sft_nb.evaluation.evaluate import BaseAndTuned
     from sft_nb.workbench import Workbench
     bench = Workbench(target.config, is_resolved=True)
