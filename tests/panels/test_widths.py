@@ -120,10 +120,10 @@ def test_a_run_that_trains_on_while_the_tab_is_closed_is_followed_when_it_is_ope
         again.get_by_text(f"{panel.state.step:,}", exact=True).first.wait_for()
         live.set_status("finished")
     for _ in range(100):
-        if not panel._thread.is_alive(): break
+        if not panel.follower.is_alive(): break
         again.wait_for_timeout(100)
     again.get_by_text("finished").first.wait_for()
-    assert not panel._thread.is_alive()
+    assert not panel.follower.is_alive()
     again.close()
 
 
