@@ -35,8 +35,8 @@ _NAMES = {
     "model.load": "load_base guard_4bit count_parameters",
     "model.adapter": "load_model load_adapter add_adapter",
     "model.generation": "Generation generate",
-    "planning.plan": "Plan plan resolve",
-    "workbench": "Workbench",
+    "planning.plan": "Plan plan",
+    "workbench": "Workbench resolve",
     "checks.preflight": "preflight",
     "runs.directory": "Run plot list_runs",
     "training.trainer": "SupervisedTrainer",
@@ -47,7 +47,7 @@ _NAMES = {
     "evaluation.perplexity": "Forgetting",
     "evaluation.evaluate": "Evaluation evaluate",
     "evaluation.sweep": "Sweep sweep",
-    "evaluation.verdict": "Verdict verdict compare",
+    "evaluation.verdict": "Verdict verdict",
     "proof.merge": "merge probe parity",
     "proof.prove": "Proof prove",
     "panels.batches": "BatchState BatchPanel",
@@ -78,9 +78,10 @@ def __dir__(): return sorted([*globals(), *_HOME])
 _MOVED = {f"sft_nb.{name}": f"sft_nb.{folder}.{name.split('.')[-1]}" for folder, names in {
     "base": "before_torch credentials display escape extensions files installation progress report",
     "config": "settings bases", "rows": "thoughts",
-    "model.finetuning": "optimizer model.optimizer model.checkpointing model.parallelism model.own_model",
+    "model.finetuning": "optimizer model.optimizer model.checkpointing model.parallelism",
     }.items() for name in names.split()} | {
-    "sft_nb.model.generate": "sft_nb.model.generation", "sft_nb.model.sampling": "sft_nb.model.generation"}
+    "sft_nb.model.generate": "sft_nb.model.generation", "sft_nb.model.sampling": "sft_nb.model.generation"
+    } | (_extension("older_modules") or {})
 
 
 class _OldNames:

@@ -79,18 +79,27 @@ for method in ("lora", "qlora", "full"):
     assert main(["train", *few, "--method", method, "--run-name", method, *more]) == 0, method
 assert main(["evaluate", "runs/lora", "--eval-samples", "2"]) == 0
 assert main(["merge", "runs/qlora", "--out", "merged"]) == 0
-assert main(["prove", "runs/qlora", "--folder", "merged", "--prompts", "1", "--max-new-tokens", "4"]) == 0
+proof = ["prove", "runs/qlora", "--folder", "merged", "--prompts", "1", "--max-new-tokens", "4"]
+assert main(proof) == 0
+print("code", main([*proof, "--quantised", "int8"]))
 for more in (["--kernels", "compile"], ["--kernels", "liger"], ["--fsdp", "--num-processes", "2", "--method", "full"],
-             ["--sequence-parallel-size", "2", "--num-processes", "2"], ["--model", "some.gguf"]):
+             ["--sequence-parallel-size", "2", "--num-processes", "2"], ["--model", "some.gguf"],
+             ["--adapter-name-or-path", "runs/lora"]):
     print("code", main(["train", *few, *more]))
+from sft_nb import load_config, load_model, load_tokenizer, train, SftError
+cfg = load_config("demo", method="full", preflight=False)
+try: train(cfg, model=load_model(cfg, load_tokenizer(cfg)))
+except SftError as e: print(e)
 """
 
 
 def test_training_and_what_follows_work_without_the_extras(tmp_path):
     "Kernels, experts in 4 bits, sharding and GGUF files are extras; what asks for them by name is refused"
     said = hidden(TRAINED.replace("\n", "\nimport sys; sys.stderr = sys.stdout\n", 1), tmp_path)
-    assert said.count("code 2") == 5
-    for what in ("kernels 'compile'", "kernels 'liger'", "fsdp", "sequence_parallel_size 2", "model 'some.gguf'"):
+    assert said.count("code 2") == 7
+    assert "files and tensors are not compared: that needs sft_nb.extras  Fix: pip install" in said
+    for what in ("quantised", "kernels 'compile'", "kernels 'liger'", "fsdp", "sequence_parallel_size 2",
+                 "model 'some.gguf'", "model", "adapter_name_or_path 'runs/lora'"):
         assert f"{what}: it needs sft_nb.extras, which is missing; a whole installation. Fix: pip install" in said
     for method in ("lora", "qlora", "full"):
         assert json.loads((tmp_path/f"runs/{method}/trainer.json").read_text())["one_product"] == 0
@@ -138,8 +147,9 @@ for line in {lines}: print("code", main(line.split()))
 """
 
 
-NEED_THEM = ("search --config demo --learning-rate 1e-3 1e-2", "report runs/x", "merge runs/x --out a.gguf",
-             "prove runs/x --gguf a.gguf", "prove runs/x --server http://localhost:1",
+NEED_THEM = ("compare runs/x runs/x", "sweep runs/x --follow", "search --config demo --learning-rate 1e-3 1e-2",
+             "report runs/x", "merge runs/x --out a.gguf", "prove runs/x --gguf a.gguf",
+             "prove runs/x --server http://localhost:1",
              "evaluate runs/x --eval-samples 2 --server http://localhost:1")
 
 

@@ -11,7 +11,8 @@ from conftest import ROOT
 PARTS = ("base config rows tasks tokens batches model planning workbench checks runs training evaluation proof panels "
          "cli extras").split()
 LIGHT = ("base config rows tasks tokens runs cli training.launch "
-         "extras.unread_tools extras.shell_scripts extras.other_tools extras.gguf_bases extras.sharding").split()
+         "extras.unread_tools extras.shell_scripts extras.other_tools extras.gguf_bases extras.sharding "
+         "extras.deepspeed").split()
 HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes"}
 LISTED = {("tasks.core", "tasks"),   # the files of a folder are listed, nothing in it is imported
           ("base.extensions", "extras"),   # the one way to the optional parts, which works without them
@@ -32,7 +33,7 @@ def dotted(path:Path, package:Path=PACKAGE)->str: return ".".join(path.relative_
 
 
 def module_of(notebook:Path)->str:
-    "`nbs/06_model/09_finetuning/04_optimizer.ipynb` -> `model.finetuning.optimizer`"
+    "`nbs/06_model/09_finetuning/03_optimizer.ipynb` -> `model.finetuning.optimizer`"
     return ".".join(re.sub(r"^\d\d_", "", name) for name in notebook.relative_to(ROOT/"nbs").with_suffix("").parts)
 
 
@@ -179,6 +180,38 @@ def test_functions_below_the_workbench_take_values_where_they_need_few():
     below = [path for path in MODULES if path.relative_to(PACKAGE).parts[0] in BELOW_THE_WORKBENCH]
     found = {dotted(path): names for path in below if (names := configs_for_two_settings(ast.parse(path.read_text())))}
     assert found == {}
+
+
+def calls_without_their_settings(trees)->list[str]:
+    "Calls of functions that are elsewhere called with `**cfg.values(f)`, but which are given only some of the settings"
+    from sft_nb.config.settings import SETTINGS
+    defined, calls, found = {}, [], []
+    for node in (n for tree in trees for n in ast.walk(tree)):
+        if isinstance(node, ast.FunctionDef):
+            defined[node.name] = {a.arg for a in node.args.kwonlyargs} & SETTINGS.keys()
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name): calls.append(node)
+    def values_of(call)->list[str]:
+        "The functions whose settings a call is given: f for `**cfg.values(f)`"
+        stars = [k.value for k in call.keywords if k.arg is None and isinstance(k.value, ast.Call)]
+        return [ast.unparse(s.args[0]) for s in stars if getattr(s.func, "attr", "") == "values" and s.args]
+    by_settings = {call.func.id for call in calls if values_of(call)}
+    for call in calls:
+        name, given = call.func.id, {k.arg for k in call.keywords}
+        if name in by_settings and values_of(call) != [name] and not defined.get(name, set()) <= given:
+            found.append(ast.unparse(call))
+    return found
+
+
+@pytest.mark.parametrize("code, seen", [
+    ("f(1, **cfg.values(f))", 0), ("f(1, **cfg.values(f)); f(1)", 1), ("f(1, **cfg.values(f)); f(1, seed=3)", 1),
+    ("f(1, **cfg.values(f)); f(1, seed=3, dtype=4)", 0), ("f(1, **cfg.values(g))", 1), ("f(1)", 0)])
+def test_a_call_that_leaves_a_setting_at_its_default_is_seen(code, seen):
+    assert len(calls_without_their_settings([ast.parse(f"def f(x, *, seed=1, dtype='auto'): pass\n{code}")])) == seen
+
+
+def test_functions_that_take_settings_are_given_all_of_them():
+    "One that is left out would silently be the default"
+    assert calls_without_their_settings(ast.parse(path.read_text()) for path in MODULES) == []
 
 
 UP = {   # in tokens/encode.py

@@ -1,4 +1,5 @@
 """A workbench builds each part once, remembers failures, and forgets both when closed."""
+from dataclasses import FrozenInstanceError
 from unittest.mock import patch
 
 import pytest
@@ -7,11 +8,12 @@ from learner import small
 from sft_nb import workbench
 from sft_nb.config.load import load_config
 from sft_nb.base.report import ConfigError, SftError
+from sft_nb.planning.plan import DECIDED
 from sft_nb.tokens.prepare import prepare
 from sft_nb.workbench import Workbench, cached_part, workbench_for
 
 MAKERS = dict(hardware="find_hardware", tokenizer="load_tokenizer", data="prepare", plan="make_plan", cfg="with_plan",
-              alone="divides_weights", shape="load_shape", model="load_model", supervised="add_supervised_loss",
+              alone="division_of", shape="load_shape", model="load_model", supervised="add_supervised_loss",
               layout="choose_layout", batches="batch_sampler")
 
 
@@ -19,7 +21,8 @@ MAKERS = dict(hardware="find_hardware", tokenizer="load_tokenizer", data="prepar
 def data(tmp_path_factory): return prepare(small(tmp_path_factory.mktemp("data")))
 
 
-def counted(name:str): return patch.object(workbench, MAKERS[name], side_effect=getattr(workbench, MAKERS[name]))
+def counted(name:str):
+    return patch.object(workbench, MAKERS[name], autospec=True, side_effect=getattr(workbench, MAKERS[name]))
 
 
 def test_the_parts_are_these():
@@ -61,6 +64,33 @@ def test_what_is_given_is_not_made(tmp_path, data):
 def test_a_resolved_config_is_taken_as_it_is(tmp_path, data):
     bench = Workbench(small(tmp_path), data=data, is_resolved=True)
     assert bench.cfg is bench.requested and bench.plan is None and "a run's own" in bench.no_plan
+
+
+def decided(bench)->dict:
+    resolved = bench.resolve()
+    found = {name: getattr(resolved, name) for name in resolved.requested}
+    assert "auto" not in found.values() and all(resolved.reasons[name] for name in found)
+    return found
+
+
+@pytest.mark.parametrize("how", [
+    dict(method="auto"), dict(method="full", learning_rate="auto"), dict(max_tokens_per_batch="auto")])
+def test_nothing_stays_auto(tmp_path, how):
+    bench = Workbench(load_config(small(tmp_path), **how))
+    found = decided(bench)
+    assert {name: found[name] for name in DECIDED} == {name: getattr(bench.cfg, name) for name in DECIDED}
+
+
+def test_without_a_plan_and_in_a_run_of_an_older_version_nothing_stays_auto_either(tmp_path, data):
+    with patch.object(workbench, "make_plan", side_effect=SftError("plan", "it cannot be simulated")):
+        bench = Workbench(small(tmp_path), data=data)
+        assert decided(bench)["padding_free"] is False and "it cannot be simulated" in str(bench.resolve())
+    older = load_config(small(tmp_path), method="lora", learning_rate=1e-4)   # it knows no `keep_attention` ...
+    assert decided(Workbench(older, data=data, is_resolved=True))["keep_attention"] is False
+
+
+def test_what_was_resolved_stays(tmp_path, data):
+    with pytest.raises(FrozenInstanceError): Workbench(small(tmp_path), data=data).resolve().method = "full"
 
 
 def test_a_failure_is_remembered_where_it_began(tmp_path, data):

@@ -6,12 +6,13 @@
 __all__ = ['GROUPS', 'CHECKS', 'check', 'all_checks', 'error_finding', 'describe_part', 'run_check']
 
 # %% ../../nbs/09_checks/00_core.ipynb #adb68ba7
-import functools
+import functools, inspect
 from dataclasses import replace
 from inspect import signature
 from typing import Callable
 
 from ..base.report import Finding, SftError, fail, error_summary, ok, skipped
+from ..config.settings import SETTINGS
 
 # %% ../../nbs/09_checks/00_core.ipynb #4592db51
 GROUPS = ("environment", "data", "plan", "model", "batch", "step", "learning")   # in report order
@@ -23,10 +24,11 @@ def check(
     "Register `check_name` as `group.name`, the name of its findings; ValueError for an unknown group"
     if group not in GROUPS: raise ValueError(f"no group {group!r}: one of {', '.join(GROUPS)}")
     def enter(f):
-        name = f.__name__.removeprefix("check_")
+        name, by_keyword = f.__name__.removeprefix("check_"), inspect.Parameter.KEYWORD_ONLY
+        defaults = {p.name: SETTINGS[p.name].default for p in signature(f).parameters.values() if p.kind is by_keyword}
         @functools.wraps(f)
-        def named(*args, **kwargs):
-            found = f(*args, **kwargs)
+        def named(*args, **settings):
+            found = f(*args, **defaults | settings)
             if found is None: return None
             if isinstance(found, list): return [replace(one, check=f"{group}.{one.check}") for one in found]
             return replace(found, check=f"{group}.{name}")
@@ -62,18 +64,21 @@ def describe_part(
 def run_check(
     name:str,     # group.name
     f:Callable,   # the check
-    evidence,     # has an attribute for each parameter of `f`, and `failures`: part -> error
+    evidence,     # has an attribute for each positional parameter of `f`, and `failures`: part -> error
 )->list[Finding]:
     "The findings of a check; skipped if its evidence cannot be built. AttributeError for an unknown parameter"
-    parts = signature(f).parameters
+    parts = [p.name for p in signature(f).parameters.values() if p.kind is not p.KEYWORD_ONLY]
     unknown = [part for part in parts if part not in dir(evidence)]
     if unknown: raise AttributeError(f"{name} takes {unknown[0]!r}, and no evidence has that name")
-    try: args = [getattr(evidence, part) for part in parts]
+    try:
+        args = [getattr(evidence, part) for part in parts]
+        has_settings = len(parts) < len(signature(f).parameters)
+        settings = evidence.values(f, is_planned=not name.startswith("environment.")) if has_settings else {}
     except Exception as e:
         part = next((part for part, known in evidence.failures.items() if known is e), None)
         if part is None: return [error_finding(name, e, "its evidence cannot be made")]
         return [skipped(f"there is no {describe_part(part)} to check", check=name)]
-    try: found = f(*args)
+    try: found = f(*args, **settings)
     except Exception as e: return [error_finding(name, e, "the check itself crashed")]
     if found is None: return [ok(f.__doc__, check=name)]
     return found if isinstance(found, list) else [found]

@@ -17,7 +17,6 @@ from packaging.requirements import Requirement
 
 from ..base.installation import is_installed
 from ..base.report import Finding, as_fix, command, edit, fail, ok, skipped, warn
-from ..config.load import Config
 from ..tokens.tokenizer import model_path
 from ..model.hardware import find_hardware
 from ..batches.packing import Extent
@@ -42,9 +41,9 @@ def check_versions(requirements:list[str]|None)->Finding|None:
 
 # %% ../../nbs/09_checks/01_environment.ipynb #bb2a8d95
 @check("environment")
-def check_device(requested:Config)->Finding:
+def check_device(*, device:str, dtype:str, model:str, revision:str|None, method:str)->Finding:
     "the device exists and computes in the requested format"
-    return ok(str(find_hardware(**requested.values(find_hardware))))
+    return ok(str(find_hardware(device=device, dtype=dtype, model=model, revision=revision, method=method)))
 
 # %% ../../nbs/09_checks/01_environment.ipynb #a553796a
 def nvidia_cards()->int:
@@ -65,14 +64,14 @@ def _torch_for_driver()->str:
     return f"{install}{wheel} (the driver is for CUDA {found[1]}.{found[2]})"
 
 @check("environment")
-def check_gpu(requested:Config)->Finding|None:
+def check_gpu(*, device:str, num_processes:int)->Finding|None:
     "no GPU is left unused"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    if hidden or requested.device not in ("auto", "cuda"): return None
+    if hidden or device not in ("auto", "cuda"): return None
     if torch.cuda.is_available():
         visible = torch.cuda.device_count()
         started = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 0)   # by a launcher
-        used = started or requested.num_processes
+        used = started or num_processes
         idle = visible - used
         if idle < 1: return None
         first = "the first" if used == 1 else f"{used}"
@@ -81,7 +80,7 @@ def check_gpu(requested:Config)->Finding|None:
         return warn(f"training uses {first} of {visible} visible GPUs; {rest} idle",
                     fix | "set CUDA_VISIBLE_DEVICES to those to use")
     n = nvidia_cards()
-    if not n or requested.device == "cuda": return None
+    if not n or device == "cuda": return None
     cards = "1 NVIDIA card is" if n == 1 else f"{n} NVIDIA cards are"
     build = "is built without CUDA"
     if torch.version.cuda is not None: build = f"is built for CUDA {torch.version.cuda}, and its driver cannot be used"
@@ -95,9 +94,9 @@ def nearest_folder(path:str|Path)->Path:
     return next(p for p in (path, *path.parents) if p.exists())
 
 @check("environment")
-def check_writable(requested:Config)->Finding|None:
+def check_writable(*, runs_dir:str)->Finding|None:
     "the run directory is writable"
-    folder = nearest_folder(requested.runs_dir)
+    folder = nearest_folder(runs_dir)
     try:
         with tempfile.NamedTemporaryFile(dir=folder) as f:
             f.write(b"sft_nb")
@@ -109,10 +108,10 @@ def check_writable(requested:Config)->Finding|None:
 def _to_mib(n:int)->str: return f"{n / 2**20:,.0f} MiB"
 
 @check("environment")
-def check_disk(requested:Config, checkpoint_bytes:int)->Finding:
+def check_disk(checkpoint_bytes:int, *, runs_dir:str, save_total_limit:int)->Finding:
     "there is room for the checkpoints"
-    free = shutil.disk_usage(nearest_folder(requested.runs_dir)).free
-    n = requested.save_total_limit + 2   # plus one being written, and the result
+    free = shutil.disk_usage(nearest_folder(runs_dir)).free
+    n = save_total_limit + 2   # plus one being written, and the result
     needed = n * checkpoint_bytes
     text = f"{n} checkpoints of {_to_mib(checkpoint_bytes)} take {_to_mib(needed)}, and {_to_mib(free)} are free"
     fix = edit(save_total_limit=1) | "{runs_dir} on a larger disk"
@@ -122,9 +121,9 @@ def check_disk(requested:Config, checkpoint_bytes:int)->Finding:
 
 # %% ../../nbs/09_checks/01_environment.ipynb #70867317
 @check("environment")
-def check_tracking(requested:Config)->Finding|None:
+def check_tracking(*, wandb:bool, report_to:tuple[str,...]|None)->Finding|None:
     "the run's trackers start without asking for a key"
-    if not requested.wandb and "wandb" not in (requested.report_to or ()): return None
+    if not wandb and "wandb" not in (report_to or ()): return None
     if not is_installed("wandb"):
         return fail("wandb is requested but not installed", command("pip install 'sft_nb[track]'") | edit(wandb=False))
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"): return None
@@ -135,13 +134,11 @@ def check_tracking(requested:Config)->Finding|None:
 
 # %% ../../nbs/09_checks/01_environment.ipynb #5e5b2a63
 @check("environment")
-def check_hub(requested:Config)->Finding|None:
+def check_hub(*, model:str, tokenizer:str|None, revision:str|None)->Finding|None:
     "model and tokenizer can be reached"
-    for setting, file in (("model", "config.json"), ("tokenizer", "tokenizer_config.json")):
-        name = getattr(requested, setting)
-        revision = requested.revision if name == requested.model else None
+    for setting, name, file in ("model", model, "config.json"), ("tokenizer", tokenizer, "tokenizer_config.json"):
         if name is None or Path(model_path(name)).is_dir() or not constants.HF_HUB_OFFLINE: continue
-        if isinstance(try_to_load_from_cache(name, file, revision=revision), str): continue
+        if isinstance(try_to_load_from_cache(name, file, revision=revision if name == model else None), str): continue
         text = f"{name} is neither a folder nor in the local cache, and HF_HUB_OFFLINE=1"
         return fail(text, command(f"HF_HUB_OFFLINE=0 hf download {name}") | edit(**{setting: "path/to/a/folder"}))
 
@@ -159,14 +156,14 @@ def check_memory(plan:Plan|None, no_plan:str)->Finding|list[Finding]:
 _MANY_PASSES = 30   # published recipes take 1 to 5; LIMA, with its 1,000 rows, 15
 
 @check("plan")
-def check_extent(extent:Extent, requested:Config)->Finding:
+def check_extent(extent:Extent, *, max_steps:int, per_device_train_batch_size:int)->Finding:
     "steps and passes over the rows are of a usual number"
     if extent.passes > _MANY_PASSES:
-        fix = edit(num_train_epochs=3) if requested.max_steps < 1 else edit(max_steps=max(1, round(
+        fix = edit(num_train_epochs=3) if max_steps < 1 else edit(max_steps=max(1, round(
             3 * extent.steps / extent.passes)))
         return warn(f"{extent}: after so many passes a model repeats its rows instead of learning from them", fix)
     if extent.is_short:
-        fewer = max(1, min(requested.per_device_train_batch_size, extent.rows // 8))
+        fewer = max(1, min(per_device_train_batch_size, extent.rows // 8))
         return warn(f"{extent}: a step asks for more rows than there are",
                     edit(per_device_train_batch_size=fewer, gradient_accumulation_steps=1))
     return ok(str(extent))

@@ -15,9 +15,8 @@ from typing import Callable
 import torch
 
 from ..base.report import ConfigError, Finding, SftError, edit, fail, error_summary, ok, skipped, warn
-from ..config.load import Config
 from ..model.generation import Generation
-from ..model.finetuning.optimizer import AFTER_EVALUATION, count_warmup_steps, make_optimizer, make_schedule
+from ..model.finetuning.optimizer import AFTER_EVALUATION, count_warmup_steps, make_schedule
 from .core import check
 
 # %% ../../nbs/09_checks/05_learning.ipynb #618d2459
@@ -54,8 +53,8 @@ def learn_some(
     loss:Callable,   # batch -> tensor
     score:Callable,  # batch -> number, without dropout
     batch:dict,
-    cfg:Config,
-    *, optimizer=None, # None: make the configured one
+    *, optimizer,
+    learning_rate:float, max_grad_norm:float, optim:str,   # settings
     before:float|None=None,   # loss of the batch, as `score` gives it; None: it is computed
     steps:int=10,
     seconds:float=math.inf,   # time for the steps after the third
@@ -65,7 +64,6 @@ def learn_some(
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     tensors = list(trained.values())
     if not tensors: raise SftError("ten steps", "no parameter is trained", "", "load_model(cfg, tokenizer)")
-    if optimizer is None: optimizer = make_optimizer(model, **cfg.values(make_optimizer))
     if before is None: before = score(batch)
     was, losses, times, broken, ends = _tensor_sums(trained), [], [], "", time.monotonic() + seconds
     for k in range(steps):
@@ -79,10 +77,10 @@ def learn_some(
         (value * scale).backward()
         for p in tensors:
             if scale != 1 and p.grad is not None: p.grad /= scale
-        if cfg.max_grad_norm: torch.nn.utils.clip_grad_norm_(tensors, cfg.max_grad_norm)
+        if max_grad_norm: torch.nn.utils.clip_grad_norm_(tensors, max_grad_norm)
         try: optimizer.step()
         except (RuntimeError, TypeError, NotImplementedError) as e:
-            found = f"{cfg.optim!r} cannot take a step: {error_summary(e)}"
+            found = f"{optim!r} cannot take a step: {error_summary(e)}"
             raise ConfigError("optim", found, "", edit(optim="adamw_torch")) from e
         optimizer.zero_grad(set_to_none=True)
         times.append(time.monotonic() - began)
@@ -90,7 +88,7 @@ def learn_some(
     done = len(losses) - bool(broken)   # steps taken
     broken = broken or _first_broken(now)
     unchanged = [n for n in was if now[n] == was[n] and "expert" not in n and "trainable_tokens" not in n]
-    return Learned(before, score(batch), unchanged, len(trained), steps, cfg.learning_rate, max(before, *losses),
+    return Learned(before, score(batch), unchanged, len(trained), steps, learning_rate, max(before, *losses),
                    broken, done if broken else 0, min(times, default=0.))
 
 # %% ../../nbs/09_checks/05_learning.ipynb #748793ee
@@ -137,41 +135,42 @@ class ScheduleRun:
 
 def run_schedule(
     optimizer,   # must have taken a step
-    cfg:Config,
     steps:int,   # optimiser steps of the training
+    *, learning_rate:float, lr_scheduler_type:str, warmup_steps:float,   # settings
+    lr_scheduler_kwargs:tuple[str,...]|None,
 )->ScheduleRun:
     "Run the configured schedule to the end of the warm-up; ConfigError if it cannot run"
-    warm_up, rates = count_warmup_steps(cfg.warmup_steps, steps), []
-    for group in optimizer.param_groups: group["lr"] = cfg.learning_rate
+    warm_up, rates = count_warmup_steps(warmup_steps, steps), []
+    for group in optimizer.param_groups: group["lr"] = learning_rate
     try:
         with warnings.catch_warnings(action="ignore"):
-            schedule = make_schedule(optimizer, cfg.lr_scheduler_type, steps, warmup=cfg.warmup_steps,
-                                     arguments=cfg.lr_scheduler_kwargs)
+            schedule = make_schedule(optimizer, lr_scheduler_type, steps, warmup=warmup_steps,
+                                     arguments=lr_scheduler_kwargs)
             for _ in range(min(steps, warm_up + 10)):
                 rates.append(float(optimizer.param_groups[0]["lr"]))
-                if cfg.lr_scheduler_type in AFTER_EVALUATION: schedule.step(1.)
+                if lr_scheduler_type in AFTER_EVALUATION: schedule.step(1.)
                 else: schedule.step()
             schedule.load_state_dict(schedule.state_dict())   # as resuming a run does
     except ConfigError: raise
     except Exception as e:
-        found = f"{cfg.lr_scheduler_type!r} cannot run at {cfg.learning_rate:g}: {error_summary(e)}"
+        found = f"{lr_scheduler_type!r} cannot run at {learning_rate:g}: {error_summary(e)}"
         expected = "a schedule that needs no settings of its own"
         raise ConfigError("lr_scheduler_type", found, expected, edit(lr_scheduler_type="cosine")) from e
     return ScheduleRun(steps, warm_up, max(rates, default=0.))
 
 # %% ../../nbs/09_checks/05_learning.ipynb #1fd27afd
 @check("learning")
-def check_schedule(schedule:ScheduleRun, cfg:Config)->Finding:
+def check_schedule(schedule:ScheduleRun, *, learning_rate:float)->Finding:
     "the learning rate reaches its peak"
     steps, warm_up = schedule.steps, schedule.warm_up
     if not steps:
         fix = edit(num_train_epochs=1) | edit(max_steps=100)
         return fail("there are no steps to train: num_train_epochs is 0", fix)
     text = f"{steps:,} optimiser steps, {warm_up:,} of them warm-up"
-    if not schedule.highest and cfg.learning_rate:
+    if not schedule.highest and learning_rate:
         return warn(f"{text}: the learning rate is 0 in every step, and nothing is learned", edit(warmup_steps=0))
-    if schedule.highest >= .999 * cfg.learning_rate: return ok(text)
-    text += f": the learning rate only reaches {schedule.highest:.3g}, not {cfg.learning_rate:g}"
+    if schedule.highest >= .999 * learning_rate: return ok(text)
+    text += f": the learning rate only reaches {schedule.highest:.3g}, not {learning_rate:g}"
     return warn(text, edit(warmup_steps=.03) | "more {num_train_epochs}")
 
 # %% ../../nbs/09_checks/05_learning.ipynb #b175b85d

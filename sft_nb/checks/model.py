@@ -15,7 +15,6 @@ import torch
 from ..base.display import format_bytes
 from ..base.extensions import extension
 from ..base.report import STATUSES, Finding, as_fix, edit, fail, ok, skipped, warn
-from ..config.load import Config
 from ..config.settings import SETTINGS
 from ..tokens.encode import end_ids
 from ..tokens.dataset import Data
@@ -56,34 +55,34 @@ def _check_adapter(model, trained:list[str], frozen:list[str])->Finding|None:
     if bare: return fail(f"{len(bare)} targeted modules have no adapter, the first is {bare[0]}", _LOAD)
 
 @check("model")
-def check_trainable(model, cfg:Config)->Finding:
+def check_trainable(model, *, method:str, unfrozen_parameters:tuple[str,...]|None)->Finding:
     "the requested parameters are trained"
     trained = [n for n, p in model.named_parameters() if p.requires_grad]
     frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
     if not trained: return fail("no parameter is trained", _THAW)
-    if cfg.method == "full":
-        wanted = {id(model.get_parameter(name)) for name in full_parameters(model, cfg.unfrozen_parameters)}
+    if method == "full":
+        wanted = {id(model.get_parameter(name)) for name in full_parameters(model, unfrozen_parameters)}
         still = [name for name, p in model.named_parameters() if id(p) in wanted and not p.requires_grad]
         if still: return fail(f"{len(still)} parameters are frozen, the first is {still[0]}", _IN_FULL)
         others = [name for name, p in model.named_parameters() if id(p) not in wanted and p.requires_grad]
-        if others and cfg.unfrozen_parameters:
+        if others and unfrozen_parameters:
             return fail(f"{len(others)} parameters are trained that unfrozen_parameters does not name, the first is "
                         f"{others[0]}", _IN_FULL)
     elif wrong := _check_adapter(model, trained, frozen): return wrong
 
     text = "{:,} of {:,} parameters are trained".format(*count_parameters(model))
     text_model = text_path(model)   # if the model has a vision tower
-    if cfg.method == "full" and cfg.unfrozen_parameters: text += ", those that unfrozen_parameters names"
+    if method == "full" and unfrozen_parameters: text += ", those that unfrozen_parameters names"
     elif text_model: text += f", all of them in {text_model}: rows are text and use nothing else"
     return ok(text)
 
 # %% ../../nbs/09_checks/03_model.ipynb #df1bceb3
 @check("model")
-def check_reach(model, cfg:Config)->Finding|None:
+def check_reach(model, *, method:str, lora_target_modules:tuple[str,...])->Finding|None:
     "LoRA adapts nearly all of the weights"
     reach = lora_reach(model)
     if reach is None: return None
-    wanted = cfg.lora_target_modules
+    wanted = lora_target_modules
     is_chosen = wanted == ("none",) or wanted != ("all-linear",) and reach.experts < 2   # as requested
     if reach.share >= .9 or is_chosen or not reach.left_out: return ok(str(reach))
 
@@ -92,15 +91,15 @@ def check_reach(model, cfg:Config)->Finding|None:
     if parameters: return warn(str(reach), edit(lora_target_parameters=parameters))
     layers = dict.fromkeys(name.split(".")[-2] for name in reach.left_out if "conv" not in name)
     fix = edit(modules_to_save=(next(iter(layers)),)) if layers else edit(method="full")
-    return warn(str(reach), fix if cfg.method == "lora" else edit(method="lora") | fix)
+    return warn(str(reach), fix if method == "lora" else edit(method="lora") | fix)
 
 # %% ../../nbs/09_checks/03_model.ipynb #99bafc7f
 @check("model")
-def check_packed(model, cfg:Config)->Finding|None:
+def check_packed(model, *, method:str, load_in_8bit:bool)->Finding|None:
     "with `method='qlora'`, nearly all of the base is stored in 4 or 8 bits"
-    if cfg.method != "qlora": return None
+    if method != "qlora": return None
     share, left_out = packed_share(model)
-    text = f"{share:.1%} of the base is stored in {8 if cfg.load_in_8bit else 4} bits"
+    text = f"{share:.1%} of the base is stored in {8 if load_in_8bit else 4} bits"
     if share >= .9 or not left_out: return ok(text)
     text += f", but not {', '.join([*left_out][:3])}"
     experts = [m for m in model.modules() if is_experts(m) and not hasattr(m, "packed")
@@ -110,7 +109,7 @@ def check_packed(model, cfg:Config)->Finding|None:
         if of_text >= .5: return ok(text)
         text += ": bitsandbytes packs plain `nn.Linear` layers that share no weight, and most layers here are not"
         return warn(text, edit(method="lora"))
-    if cfg.load_in_8bit: return warn(text, edit(load_in_8bit=False))
+    if load_in_8bit: return warn(text, edit(load_in_8bit=False))
     packing = extension("weights")
     why = packing.why_not_packed(experts[0]) if packing else "sft_nb.extras, which packs experts, is missing"
     return warn(f"{text}: {why}", edit(method="lora"))
@@ -133,9 +132,9 @@ def check_bits(bits:BitsCost|str|None, plan_in_16_bits:Plan|None)->Finding|None:
 # %% ../../nbs/09_checks/03_model.ipynb #015e1781
 @check("model")
 @torch.no_grad()
-def check_causal(model, cfg:Config)->Finding|None:
+def check_causal(model, *, load_in_8bit:bool)->Finding|None:
     "no token attends to later ones"
-    if cfg.load_in_8bit or getattr(causal_lm(model), "is_loaded_in_8bit", False):
+    if load_in_8bit or getattr(causal_lm(model), "is_loaded_in_8bit", False):
         return skipped("in 8 bits, rounding depends on all tokens of a batch")
     inner, vocabulary = causal_lm(model), len(model.get_input_embeddings().weight)
     row = torch.arange(3, 11, device=model.get_input_embeddings().weight.device) % vocabulary
@@ -152,13 +151,13 @@ def check_causal(model, cfg:Config)->Finding|None:
 
 # %% ../../nbs/09_checks/03_model.ipynb #aab8b9c8
 @check("model")
-def check_method(cfg:Config)->Finding|None:
+def check_method(changed:set[str], *, method:str)->Finding|None:
     "the method uses every setting that was changed"
-    others = [name for name, s in SETTINGS.items() if s.methods and cfg.method not in (*s.methods, "auto")]
-    idle = [name for name in others if getattr(cfg, name) != SETTINGS[name].default]
+    others = [name for name, s in SETTINGS.items() if s.methods and method not in (*s.methods, "auto")]
+    idle = [name for name in others if name in changed]
     if not idle: return None
     leave = {name: SETTINGS[name].default for name in idle}
-    return warn(f"method {cfg.method} does not use {', '.join(idle)}", edit(method="qlora") | edit(**leave))
+    return warn(f"method {method} does not use {', '.join(idle)}", edit(method="qlora") | edit(**leave))
 
 # %% ../../nbs/09_checks/03_model.ipynb #813e3ea6
 @check("model")
@@ -223,12 +222,15 @@ def unused_tokens(
 
 # %% ../../nbs/09_checks/03_model.ipynb #75f2ff4a
 @check("model")
-def check_special_tokens(model, tokenizer, data:Data, cfg:Config)->Finding|None:
+def check_special_tokens(
+    model, tokenizer, data:Data,
+    *, init:str, method:str, train_tokens:tuple[str,...]|None,   # settings
+)->Finding|None:
     "the base was trained on the tokens that begin and end a turn"
-    if cfg.init == "random": return skipped("the weights are random: no token is trained yet")
-    if cfg.method == "full": return None
+    if init == "random": return skipped("the weights are random: no token is trained yet")
+    if method == "full": return None
     seen = Counter(t for ids in data.train.tokens[:256]["input_ids"] for t in ids)
-    trained = {tokenizer.convert_tokens_to_ids(t) for t in cfg.train_tokens or ()}
+    trained = {tokenizer.convert_tokens_to_ids(t) for t in train_tokens or ()}
     special = {tokenizer.convert_tokens_to_ids(t) for t in tokenizer.all_special_tokens}
     special |= {i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
     common = [t for t, _ in seen.most_common(80) if t not in special]

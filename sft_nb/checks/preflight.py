@@ -11,25 +11,26 @@ __all__ = ['FEW_TOKENS', 'LEAST_SECONDS', 'MOST_SHARE', 'IN_PART', 'FromWorkbenc
 import math, random, time
 from contextlib import contextmanager, nullcontext, suppress
 from importlib.metadata import PackageNotFoundError, requires
+from operator import attrgetter
 from typing import Callable
 
 import numpy as np
 import torch
 
 from ..config.load import Config
+from ..config.settings import is_default, SETTINGS
 from ..tokens.encode import end_ids
 from ..tokens.dataset import Data
 from ..batches.collate import DataCollatorForCausalLM, supervise_all
 from ..batches.layout import Layout, rows_of_largest_batch
 from ..batches.packing import Extent, training_extent
-from ..model.hardware import Hardware
 from ..model.finetuning.checkpointing import save_memory
 from ..model.experts import balance_weight
 from ..model.loss import batch_balance_loss, causal_lm, loss_of_scores
 from ..model.load import count_parameters, quiet
 from ..model.generation import continue_tokens, eval_mode, Generation
 from ..planning.bits import BitsCost, cost_of_bits, few_rows, in_16_bits
-from ..planning.plan import Plan, plan as make_plan
+from ..planning.plan import DECIDED, Plan, plan as make_plan
 from ..workbench import cached_part, leaves_base, Workbench, workbench_for
 from .rows import Survey, survey
 from .step import Balance, Evaluated, FirstStep, no_dropout, Slope, slopes, take_step
@@ -48,24 +49,23 @@ class FromWorkbench:
         self.bench = bench
         self.failures = bench.failures   # shared: part -> error
 
+    def values(self,
+        check:Callable,
+        *, is_planned:bool,   # False: before there is a plan
+    )->dict:
+        "The settings that a check takes: from the resolved config if a plan decides one of them, else as requested"
+        requested = self.bench.requested.values(check)
+        return self.cfg.values(check) if is_planned and requested.keys() & {*DECIDED} else requested
+
     @property
-    def requested(self)->Config: return self.bench.requested
-    @property
-    def hardware(self)->Hardware: return self.bench.hardware
-    @property
-    def dtype(self)->torch.dtype: return self.bench.hardware.dtype
-    @property
-    def tokenizer(self): return self.bench.tokenizer
-    @property
-    def data(self)->Data: return self.bench.data
-    @property
-    def plan(self)->Plan|None: return self.bench.plan
-    @property
-    def no_plan(self)->str: return self.bench.no_plan
-    @property
-    def cfg(self)->Config: return self.bench.cfg
-    @property
-    def shape(self): return self.bench.shape
+    def changed(self)->set[str]:
+        "Settings that are not at their default"
+        return {name for name in SETTINGS if not is_default(name, getattr(self.cfg, name))}
+
+    hardware, tokenizer, data, plan, no_plan, cfg, shape, low_precision, tolerance = (
+        property(attrgetter(f"bench.{part}")) for part in
+        "hardware tokenizer data plan no_plan cfg shape low_precision tolerance".split())
+    dtype = property(attrgetter("bench.hardware.dtype"))
 
 # %% ../../nbs/09_checks/06_preflight.ipynb #28dad2cd
 @contextmanager
@@ -127,7 +127,7 @@ class RowEvidence(FromWorkbench):
     def plan_in_16_bits(self)->Plan|None:
         "The plan of the same training in 16 bits, if `bits` cost much; None: they do not, or there is no plan"
         if not isinstance(self.bits, BitsCost) or not self.bits.matters: return None
-        try: return make_plan(in_16_bits(self.requested), self.data)
+        try: return make_plan(in_16_bits(self.bench.requested), self.data)
         except SftError: return None
 
     @cached_part
@@ -276,11 +276,6 @@ class LossEvidence(LayoutEvidence):
         return None if found is None else Balance(weight, weight * float(found), self.scored(self.few_batch))
 
     @property
-    def low_precision(self)->bool: return self.bench.low_precision
-    @property
-    def tolerance(self)->float: return self.bench.tolerance
-
-    @property
     def numeric_tolerance(self)->float:
         "Largest relative difference between gradient and losses; DoRA omits a part of its gradient"
         return .3 if self.low_precision or self.cfg.use_dora else .02
@@ -350,7 +345,7 @@ class TimedEvidence(LossEvidence):
     @cached_part
     def held_out_rows(self)->list[dict]:
         "The rows of the first evaluation batch; training rows if no rows are held out"
-        n = self.requested.per_device_eval_batch_size
+        n = self.bench.requested.per_device_eval_batch_size
         rows = [_end_of(row, self.cfg.sequence_parallel_size) for row in self.bench.rows_held_out(n)]
         return self.rows_in_time("evaluated", rows or self.rows(range(min(n, len(self.data.train.tokens)))), 1)
 
@@ -398,8 +393,9 @@ class StepEvidence(TimedEvidence):
         "The result of ten steps on a few rows"
         _ = self.slopes
         optimizer = self.optimizer
-        learned = learn_some(self.model, self.loss, self.score, self.few_batch, self.cfg, optimizer=optimizer,
-                             before=self.scored(self.few_batch), seconds=self.seconds_for("learned"), scale=self.scale)
+        learned = learn_some(
+            self.model, self.loss, self.score, self.few_batch, optimizer=optimizer, before=self.scored(self.few_batch),
+            seconds=self.seconds_for("learned"), scale=self.scale, **self.cfg.values(learn_some))
         if learned.steps < 10 and not learned.broken: self.partial["learned"] = f"{learned.steps} of 10 steps"
         return learned
 
@@ -410,7 +406,7 @@ class Evidence(StepEvidence):
     def schedule(self)->ScheduleRun:
         "The learning rate schedule of the whole run"
         _ = self.learned
-        return run_schedule(self.optimizer, self.cfg, self.extent.steps)
+        return run_schedule(self.optimizer, self.extent.steps, **self.cfg.values(run_schedule))
 
     @cached_part
     def saved(self)->Saved|None:

@@ -17,7 +17,6 @@ import numpy as np, torch
 
 from ..base.report import edit, error_summary, fail, Finding, ok, pluralise, skipped, warn
 from ..rows.thoughts import split_thought
-from ..config.load import Config
 from ..tasks.metrics import figure_names, measure_answers, row_to_score, score_answer
 from ..tokens.turns import supervised_messages
 from ..tokens.encode import encode_prompts, end_ids
@@ -90,22 +89,22 @@ def check_kept(data:Data)->Finding|None:
     return fail(text, fix) if gone + cut >= .5 * n else warn(text, fix)
 
 @check("data")
-def check_held_out(data:Data, requested:Config)->Finding|None:
+def check_held_out(data:Data, *, eval_steps:float|None)->Finding|None:
     "rows are held out if evaluation is requested"
-    if not requested.eval_steps or data.eval is not None: return None
-    text = f"eval_steps is {requested.eval_steps}, and no row is held out"
+    if not eval_steps or data.eval is not None: return None
+    text = f"eval_steps is {eval_steps}, and no row is held out"
     return fail(text, edit(eval_fraction=.05) | edit(eval_file="rows.jsonl") | edit(eval_steps=None))
 
 # %% ../../nbs/09_checks/02_rows.ipynb #rowlen02
 @check("data")
-def check_row_lengths(data:Data, shape, requested:Config)->Finding|None:
+def check_row_lengths(data:Data, shape, *, model:str)->Finding|None:
     "no row is longer than the model has positions for"
     limit = position_limit(shape)
     lengths = np.concatenate([side.lengths for side in (data.train, data.eval) if side is not None])
     longest = int(lengths.max())
     if limit is None or longest <= limit: return None
     n = pluralise(int((lengths > limit).sum()), "row is", "rows are")
-    text = f"{n} longer than the {limit:,} positions of {requested.model}; the longest has {longest:,} tokens"
+    text = f"{n} longer than the {limit:,} positions of {model}; the longest has {longest:,} tokens"
     return fail(text, edit(max_length=limit) | "a {model} whose config.json has more positions, or scales them (rope)")
 
 # %% ../../nbs/09_checks/02_rows.ipynb #9135269b
@@ -115,9 +114,12 @@ def _first_held_out(data:Data)->tuple[str,dict,list[dict]]:
     return place, row, conversation(data.task, row, place, data.cfg)
 
 @check("data")
-def check_best_figure(data:Data, requested:Config)->Finding|None:
+def check_best_figure(
+    data:Data,
+    *, metric_for_best_model:str, load_best_model_at_end:bool, early_stopping_patience:int|None,   # settings
+)->Finding|None:
     "answers have the figure by which checkpoints are ranked"
-    figure = requested.metric_for_best_model
+    figure = metric_for_best_model
     if figure == "loss" or data.eval is None: return None
     _, row, messages = _first_held_out(data)
     if len(messages) < 2:
@@ -129,7 +131,7 @@ def check_best_figure(data:Data, requested:Config)->Finding|None:
     if figure in (*known, "ended") or not known: return None
     near = difflib.get_close_matches(figure, known, 1) or ["f1" if "f1" in known else "accuracy"]
     text = f"metric_for_best_model is {figure!r}, and answers to task {data.task.name} have {', '.join(known)}"
-    chooses = requested.load_best_model_at_end or requested.early_stopping_patience
+    chooses = load_best_model_at_end or early_stopping_patience
     return (fail if chooses else warn)(text, edit(metric_for_best_model=near[0]))
 
 @check("data")
@@ -198,11 +200,10 @@ def check_pad(tokenizer, survey:Survey)->Finding|None:
 # %% ../../nbs/09_checks/02_rows.ipynb #0ece86b0
 def prompts_differ(
     data:Data,
-    cfg:Config,
     *, n:int=32,   # number of rows to compare
 )->tuple[list[str],int]:   # places of rows whose prompts differ, number of answers compared
     "Compare the tokens before each supervised answer with the prompt that generation uses"
-    wrong, compared = [], 0
+    cfg, wrong, compared = data.cfg, [], 0
     row_of = data.train.stats["row"]
     for k, (place, raw) in enumerate(islice(iter(data.train.source), n)):
         examples = [data.train.tokens[int(i)] for i in np.flatnonzero(row_of == k)]
@@ -224,11 +225,11 @@ def prompts_differ(
     return wrong, compared
 
 @check("data")
-def check_prompts(data:Data, cfg:Config)->Finding:
+def check_prompts(data:Data, *, train_on_prompt:bool|str)->Finding:
     "answers follow the same prompt tokens as in generation"
-    if cfg.train_on_prompt is True:
+    if train_on_prompt is True:
         return skipped("prompts are supervised too (train_on_prompt), so the labels do not show where an answer begins")
-    wrong, n = prompts_differ(data, cfg)
+    wrong, n = prompts_differ(data)
     if wrong:
         text = f"{len(wrong)} of the first rows have other tokens before the answer than generation gets"
         return fail(f"{text}, the first is {wrong[0]}", "prepare(cfg) again, with this chat template")

@@ -17,7 +17,6 @@ from typing import Callable
 import numpy as np, torch
 
 from ..base.report import as_fix, edit, fail, Finding, ok, skipped, warn
-from ..config.load import Config
 from ..planning.plan import Plan
 from .core import check
 
@@ -77,15 +76,15 @@ def no_dropout(model):
 _NOT_FINITE = edit(dtype="float32") | "weights without NaN or infinity: look at model.named_parameters()"
 
 @check("step")
-def check_loss(first_step:FirstStep, vocabulary:int, requested:Config)->Finding:
+def check_loss(first_step:FirstStep, vocabulary:int, *, init:str, model:str, tokenizer:str|None)->Finding:
     "the loss before training is that of a pretrained model"
-    loss, chance, pretrained = first_step.loss, math.log(vocabulary), requested.init == "pretrained"
+    loss, chance, pretrained = first_step.loss, math.log(vocabulary), init == "pretrained"
     if not math.isfinite(loss): return fail(f"the loss of the first micro-batch is {loss}", _NOT_FINITE)
     if loss == 0: return fail("the loss of the first micro-batch is exactly 0: nothing is supervised",
                               "BatchPanel(cfg) shows the labels")
     text = f"the loss of the first micro-batch is {loss:.3f}; guessing among {vocabulary:,} tokens gives {chance:.3f}"
     fix = as_fix("a {model} trained on such text")
-    is_toy = requested.model == "tiny" and requested.tokenizer is None   # the tiny model has its own tokenizer
+    is_toy = model == "tiny" and tokenizer is None   # the tiny model has its own tokenizer
     if not is_toy: fix = as_fix("the {tokenizer} that this {model} was trained with") | fix
     if loss > chance + 1 and pretrained and loss > 2 * chance: return fail(f"{text}: worse than guessing", fix)
     if loss > chance + 1: return warn(f"{text}: worse than guessing", fix)

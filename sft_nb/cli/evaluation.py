@@ -119,8 +119,8 @@ def sweep_command(args:list[str])->int:
     "Score every checkpoint of a run against the base, and say which is the best"
     options = parse_own("sweep", args, _SWEEP, summary=sweep_command.__doc__)
     _check_run_exists(options, *(options.checkpoints or ()))
-    from sft_nb.evaluation.sweep import follow, sweep
-    score = follow if options.follow else sweep
+    from sft_nb.evaluation.sweep import sweep
+    score = need_extension("sweeps", "sft_nb sweep --follow").follow if options.follow else sweep
     made = score(options.run, checkpoints=options.checkpoints, **_evaluation_options(options))
     _print_json_or_report(made, options.json)
     return 0
@@ -151,7 +151,7 @@ def compare_command(args:list[str])->int:
     "Compare two tuned models on the same rows: is the second better than the first?"
     options = parse_own("compare", args, _COMPARE, summary=compare_command.__doc__)
     for what in (options.a, options.b): _check_target_exists(what, options)
-    from sft_nb.evaluation.verdict import compare
+    compare = need_extension("compare", "sft_nb compare")
     made = compare(options.a, options.b, among=options.among, **_evaluation_options(options))
     _print_json_or_report(made, options.json)
     return 0

@@ -4,7 +4,19 @@ from importlib import import_module
 
 # module here -> its names that are public names of `sft_nb`
 PUBLIC = {"losses": "LossState LossPanel", "plan_panel": "PlanState PlanPanel", "html_report": "run_page",
-          "gguf_checks": "gguf_adapter", "search": "Search search"}
+          "gguf_checks": "gguf_adapter", "search": "Search search",
+          "compare": "compare"}
+
+# formats of rows that are rarely met, and the fields of each
+FORMATS = dict(
+    preference=("chosen", "rejected"), alpaca_prompt=("instruction", "output"), alpaca_chat=("instruction", "output"),
+    jeopardy=("question", "category", "answer"), tokens=("input_ids",), segments=("segments",),
+    openai_preference=("input", "preferred_output", "non_preferred_output"),
+    stored_completion=("input", "output"), vertex=("contents",))
+
+# modules that stand here, by their names in older versions
+OLDER = {"sft_nb.model.own_model": "own_model", "sft_nb.evaluation.search": "search",
+         "sft_nb.proof.folder_checks": "folder_checks"}
 
 
 def _load_part(module:str, name:str=""):
@@ -16,16 +28,31 @@ def _load_part(module:str, name:str=""):
 # kind of extension -> a function that makes it, called when the core first asks for one
 EXTENSIONS = {
     "public_names": lambda: {f"extras.{module}": names for module, names in PUBLIC.items()},
+    "older_modules": lambda: {old: f"{__name__}.{module}" for old, module in OLDER.items()},
     "known_names": lambda: _load_part("other_tools", "OtherTools")(),
     "run_page": partial(_load_part, "html_report", "run_page"),
     "search": partial(_load_part, "search", "search"),
+    "sweeps": partial(_load_part, "sweeps"),
+    "few_shot": partial(_load_part, "few_shot"),
+    "compare": partial(_load_part, "compare", "compare"),
     "server_evaluator": partial(_load_part, "openai_client", "ServerEvaluator"),
     "gguf_adapter": partial(_load_part, "gguf_checks", "gguf_adapter"),
+    "folder_checks": partial(_load_part, "folder_checks"),
     "proof_gguf": partial(_load_part, "gguf_checks", "GgufLink"),
     "proof_server": partial(_load_part, "server_checks", "ServerLink"),
     "bases": partial(_load_part, "gguf_bases"),
+    "earlier_adapter": partial(_load_part, "earlier_adapter"),
+    "own_model": partial(_load_part, "own_model"),
     "kernels": partial(_load_part, "kernels"),
+    "decoding": partial(_load_part, "cuda_graphs"),
     "loss": partial(_load_part, "cpu_cross_entropy"),
     "weights": partial(_load_part, "packed_experts"),
+    "deepspeed": partial(_load_part, "deepspeed"),
     "parallelism": partial(_load_part, "sharding"),
+    "formats": lambda: FORMATS,
+    "row_formats": partial(_load_part, "row_formats"),
+    "proposals": partial(_load_part, "proposals"),
+    "skeletons": partial(_load_part, "template_cache"),
+    "texts": partial(_load_part, "text_findings"),
+    "workers": partial(_load_part, "workers"),
 }

@@ -9,7 +9,7 @@ __all__ = ['text_path', 'excluded_modules', 'target_modules', 'initial_weights',
            'check_trained', 'load_adapter']
 
 # %% ../../nbs/06_model/07_adapter.ipynb #5445e818
-import difflib, json, re, warnings
+import difflib, re, warnings
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -22,11 +22,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from ..base.extensions import extension
-from ..base.files import read_json_object
-from ..base.report import ConfigError, edit, error_summary, MissingPathError, pluralise, SftError
+from ..base.extensions import extension, need_extension
+from ..base.report import ConfigError, edit, error_summary, pluralise, SftError
 from ..config.load import Config
-from ..tokens.tokenizer import model_name, model_path
+from ..tokens.tokenizer import model_path
 from .experts import (
     computes_product, count_experts, expert_parameters, expert_rank, expert_words, is_router, target_parameters)
 from .loss import causal_lm, language_model
@@ -173,53 +172,57 @@ def initial_weights(name:str, *, quantised:bool)->str|bool:
     raise ConfigError(f"init_lora_weights {name!r}", found, f"one of {', '.join(known)}", fix)
 
 # %% ../../nbs/06_model/07_adapter.ipynb #a4dbc984
-def _refuse_beside_experts(cfg:Config)->None:
+def _refuse_beside_experts(*, lora_dropout:float, use_dora:bool, init_lora_weights:str)->None:
     "ConfigError for what peft cannot combine with adapted parameters"
     found, fix = "", None
-    if cfg.lora_dropout: found, fix = f"lora_dropout is {cfg.lora_dropout}", edit(lora_dropout=0.)
-    elif cfg.use_dora: found, fix = "use_dora is True", edit(use_dora=False)
-    elif cfg.init_lora_weights not in ("default", "gaussian"):
-        found, fix = f"init_lora_weights is {cfg.init_lora_weights!r}", edit(init_lora_weights="default")
+    if lora_dropout: found, fix = f"lora_dropout is {lora_dropout}", edit(lora_dropout=0.)
+    elif use_dora: found, fix = "use_dora is True", edit(use_dora=False)
+    elif init_lora_weights not in ("default", "gaussian"):
+        found, fix = f"init_lora_weights is {init_lora_weights!r}", edit(init_lora_weights="default")
     if fix is None: return
     expected = "plain LoRA beside the experts of a mixture, which are parameters, not layers"
     leave_out = edit(lora_target_modules=("attention",), lora_target_parameters=None)
     raise ConfigError("lora_target_parameters", found, expected, fix | leave_out)
 
-def _expert_patterns(model, parameters:list[str], cfg:Config)->dict:
+def _expert_patterns(model, parameters:list[str], lora_r:int, lora_alpha:float, use_rslora:bool)->dict:
     "Rank and alpha patterns for experts, chosen so that a token passes through as much adapter as in a dense layer"
-    r = expert_rank(cfg.lora_r, model.config)
-    share = r / cfg.lora_r
+    r = expert_rank(lora_r, model.config)
+    share = r / lora_r
     names = {".".join(name.split(".")[-2:]) for name in expert_parameters(model)}
     patterns = [re.escape(name) for name in parameters if name in names]
-    alpha = cfg.lora_alpha * (share ** .5 if cfg.use_rslora else share)
+    alpha = lora_alpha * (share ** .5 if use_rslora else share)
     return dict(rank_pattern=dict.fromkeys(patterns, r), alpha_pattern=dict.fromkeys(patterns, alpha))
 
 # %% ../../nbs/06_model/07_adapter.ipynb #23e40b40
 def lora_config(
     model,       # a base from `load_base`
     tokenizer,
-    cfg:Config,
+    *, method:str, load_in_8bit:bool,   # settings, as the others
+    lora_r:int, lora_alpha:float, lora_dropout:float, lora_target_modules:tuple[str,...],
+    lora_target_parameters:tuple[str,...]|None, modules_to_save:tuple[str,...]|None, train_tokens:tuple[str,...]|None,
+    use_rslora:bool, use_dora:bool, init_lora_weights:str,
 ):               # peft's `LoraConfig`
     "The `LoraConfig` of a training; ConfigError for names that the model or peft does not have"
     from peft import LoraConfig
-    if cfg.use_dora and cfg.load_in_8bit and cfg.method == "qlora" and model.device.type == "cpu":
+    if use_dora and load_in_8bit and method == "qlora" and model.device.type == "cpu":
         found = "with 8 bits on a CPU, peft loses the scales of the base"
         raise ConfigError("use_dora", found, "4 bits, or a GPU", edit(load_in_8bit=False) | edit(use_dora=False))
-    parameters = target_parameters(model, cfg.lora_target_modules, cfg.lora_target_parameters)
-    if parameters: _refuse_beside_experts(cfg)
-    elif cfg.lora_target_modules == ("none",):
+    parameters = target_parameters(model, lora_target_modules, lora_target_parameters)
+    if parameters:
+        _refuse_beside_experts(lora_dropout=lora_dropout, use_dora=use_dora, init_lora_weights=init_lora_weights)
+    elif lora_target_modules == ("none",):
         raise ConfigError("lora_target_modules", "it is none, and lora_target_parameters names nothing",
                           "something to adapt", edit(lora_target_modules=("all-linear",)))
     by_name = auto_class(model.config) is AutoModelForCausalLM   # otherwise peft writes the class name
     adapter = LoraConfig(
-        r=cfg.lora_r, lora_alpha=cfg.lora_alpha, lora_dropout=cfg.lora_dropout, bias="none",
+        r=lora_r, lora_alpha=lora_alpha, lora_dropout=lora_dropout, bias="none",
         task_type="CAUSAL_LM" if by_name else None,
-        target_modules=target_modules(model, cfg.lora_target_modules), exclude_modules=excluded_modules(model),
-        target_parameters=parameters or None, **_expert_patterns(model, parameters, cfg),
-        modules_to_save=_saved_modules(model, cfg.modules_to_save),
-        trainable_token_indices=_token_rows(model, tokenizer, cfg.train_tokens, cfg.modules_to_save),
-        use_rslora=cfg.use_rslora, use_dora=cfg.use_dora,
-        init_lora_weights=initial_weights(cfg.init_lora_weights, quantised=cfg.method == "qlora"))
+        target_modules=target_modules(model, lora_target_modules), exclude_modules=excluded_modules(model),
+        target_parameters=parameters or None, **_expert_patterns(model, parameters, lora_r, lora_alpha, use_rslora),
+        modules_to_save=_saved_modules(model, modules_to_save),
+        trainable_token_indices=_token_rows(model, tokenizer, train_tokens, modules_to_save),
+        use_rslora=use_rslora, use_dora=use_dora,
+        init_lora_weights=initial_weights(init_lora_weights, quantised=method == "qlora"))
     if experts := extension("weights"): adapter._register_custom_module({torch.nn.Module: experts.wrap_packed})
     return adapter
 
@@ -375,7 +378,7 @@ def add_adapter(
     if cfg.method == "full":
         train_in_full(model, cfg.unfrozen_parameters)
         return model.train()
-    wanted = lora_config(model, tokenizer, cfg)
+    wanted = lora_config(model, tokenizer, **cfg.values(lora_config))
     model.requires_grad_(False)
     base = model
     try:
@@ -398,68 +401,28 @@ def base_name(
 
 def name_base(
     model,       # changed in place
-    cfg:Config,
+    name:str,    # tiny, a folder, or a hub id
+    *, init:str, revision:str|None,   # settings
 )->None:
     "Record the name of the base in an adapter, which saves it; a base with random weights has no name to record"
     # with a name, peft would load the base's config and compare its vocabulary with the random weights'
-    name = "" if cfg.init == "random" else base_name(cfg.model)
+    name = "" if init == "random" else base_name(name)
     for adapter in getattr(model, "peft_config", {}).values():
-        adapter.base_model_name_or_path, adapter.revision = name, cfg.revision
-
-_SHAPE = dict(lora_r="r", lora_alpha="lora_alpha", use_rslora="use_rslora", use_dora="use_dora")   # ours -> peft's
-
-def _adapter_folder(given:Path, runs_dir:Path)->Path:
-    "The directory of the earlier adapter; ConfigError if there is none"
-    for folder in (given/"adapter", given, runs_dir/given/"adapter"):
-        if (folder/"adapter_config.json").is_file(): return folder
-    kind, found = MissingPathError, f"there is no such folder in {Path.cwd()}"
-    if given.exists(): kind, found = ConfigError, "there is no adapter_config.json in it"
-    raise kind(f"adapter {str(given)!r}", found, "a run, or a folder with adapter_config.json",
-               edit(adapter_name_or_path="runs/NAME") | edit(adapter_name_or_path=None))
+        adapter.base_model_name_or_path, adapter.revision = name, revision
 
 # %% ../../nbs/06_model/07_adapter.ipynb #14f485ac
+def _continues(adapter:str|None):
+    "The extension that continues an earlier adapter; None: none is named. ConfigError if it is missing"
+    if adapter is None: return None
+    return need_extension("earlier_adapter", f"adapter_name_or_path {adapter!r}", edit(adapter_name_or_path=None))
+
 def method_of_earlier(
     adapter:str|None,     # a run, or a folder
     runs_dir:str="runs",
 )->str:                   # empty: there is none, or it does not belong to a run
     "The method of the run whose adapter is continued; ConfigError if there is no such folder"
-    if adapter is None: return ""
-    folder = _adapter_folder(Path(adapter), Path(runs_dir)).absolute()
-    run = folder.parent.parent if folder.parent.name == "checkpoints" else folder.parent
-    settings = read_json_object(run/"config.json").get("config")
-    return settings.get("method", "") if isinstance(settings, dict) else ""
-
-def _earlier_adapter(cfg:Config)->Path|None:
-    "The directory of the adapter to start from; ConfigError that names the settings it does not match"
-    if cfg.adapter_name_or_path is None: return None
-    if cfg.method == "full":
-        whole, fix = Path(cfg.adapter_name_or_path)/"adapter", edit(method="lora")
-        if (whole/"config.json").is_file(): fix = edit(model=str(whole), adapter_name_or_path=None)   # of a full run
-        raise ConfigError("adapter_name_or_path", "method full has no adapter", "", fix)
-    folder = _adapter_folder(Path(cfg.adapter_name_or_path), Path(cfg.runs_dir))
-    saved = json.loads((folder/"adapter_config.json").read_text())
-    base = model_name(saved.get("base_model_name_or_path") or cfg.model)
-    other = {ours: saved[peft] for ours, peft in _SHAPE.items() if peft in saved and saved[peft] != getattr(cfg, ours)}
-    if base != cfg.model and Path(base).resolve() != Path(base_name(cfg.model)).resolve(): other["model"] = base
-    if not other:
-        check_trained(folder, cfg.method)
-        return folder
-    found = [f"it belongs to {base}, not to {cfg.model}"] if other.get("model") else []
-    shape = {name: value for name, value in other.items() if name != "model"}
-    found += [f"its {name} is {value!r}, not {getattr(cfg, name)!r}" for name, value in shape.items()]
-    raise ConfigError(f"adapter {str(folder)!r}", "; ".join(found), fix=edit(**other))
-
-# %% ../../nbs/06_model/07_adapter.ipynb #adap0022
-def _take_over(model, folder:Path)->None:
-    "Copy the weights of an earlier adapter into the new one; ConfigError if it adapts other layers"
-    from peft import get_peft_model_state_dict, set_peft_model_state_dict
-    from peft.utils import load_peft_weights
-    saved, mine = load_peft_weights(str(folder), device="cpu"), get_peft_model_state_dict(model)
-    if odd := sorted({*saved} ^ {*mine}):
-        found = f"{len(odd)} of its tensors do not match this adapter, the first is {odd[0]}"
-        raise ConfigError(f"adapter {str(folder)!r}", found, "",
-                          "set {lora_target_modules}, {modules_to_save} and {train_tokens} as in its run")
-    set_peft_model_state_dict(model, saved)
+    earlier = _continues(adapter)
+    return earlier.method_of_run(adapter, runs_dir) if earlier else ""
 
 # %% ../../nbs/06_model/07_adapter.ipynb #d8dee1b8
 def load_model(
@@ -467,11 +430,12 @@ def load_model(
     tokenizer,
 ):               # ready to train
     "The base with its adapter (for `full`, all weights trainable); the adapter is new or from `adapter_name_or_path`"
-    folder = _earlier_adapter(cfg)   # raised before anything is loaded
+    earlier = _continues(cfg.adapter_name_or_path)
+    folder = earlier and earlier.earlier_adapter(cfg)   # raised before anything is loaded
     with quiet():
         base = load_base(replace(cfg, device_map=None), tokenizer)   # training keeps it whole
         model = add_adapter(base, tokenizer, cfg)
-        if folder is not None: _take_over(model, folder)
+        if earlier: earlier.take_over(model, folder)
         use_kernels(model, cfg.kernels)
     return model
 

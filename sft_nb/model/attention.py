@@ -413,28 +413,21 @@ def choose_attention(
     shape,                # the model's config
 )->tuple[str|None,str]:   # the name and the reason; None: transformers' default
     "The attention to load a model with; ConfigError for one that is not there"
-    register_varlen()
-    separate_rows(model_class(shape))
-    if wanted != "auto": return _check_requested_attention(wanted, device), "requested"
-    return _choose_automatically(device, dtype, shape)
-
-# %% ../../nbs/06_model/03_attention.ipynb #b8e0599c
-def _uses_attention_interface(kind)->bool:
-    "Does the file of a model look up its attention by name? Some do so without declaring it: Qwen3-Next, Bamba"
-    is_looked_up = kind is not None and "ALL_ATTENTION_FUNCTIONS" in vars(inspect.getmodule(kind))
-    return getattr(kind, "_supports_attention_backend", False) or (is_looked_up and kind._supports_sdpa)
-
-def _choose_automatically(device:str, dtype:torch.dtype, shape)->tuple[str|None,str]:
-    "The attention that `auto` chooses, and why"
     kind, name = model_class(shape), shape.model_type
+    register_varlen()
+    separate_rows(kind)
+    if wanted != "auto": return _check_requested_attention(wanted, device), "requested"
+
     flash, broken = _installed_flash(device, dtype, kind)
     softcap = getattr(text_config(shape), "attn_logit_softcapping", None)
+    declares = getattr(kind, "_supports_attention_backend", False)
     of_version_2 = flash == "flash_attention_2" and not softcap and supports_flattening(shape)
-    if of_version_2 and getattr(kind, "_supports_attention_backend", False) and not _has_custom_attention(kind, shape):
+    if of_version_2 and declares and not _has_custom_attention(kind, shape):
         return "varlen", "auto: PyTorch's own kernel, that of flash-attn 2, for as many heads as it can address"
     if flash: return flash, f"auto: {flash} is installed"
-    if not _uses_attention_interface(kind):
-        return None, f"auto: {name} has a fixed attention"
+    # some look their attention up by name without declaring it: Qwen3-Next, Bamba
+    is_looked_up = kind is not None and "ALL_ATTENTION_FUNCTIONS" in vars(inspect.getmodule(kind))
+    if not declares and not (is_looked_up and kind._supports_sdpa): return None, f"auto: {name} has a fixed attention"
     if not supports_flattening(shape): return None, f"auto: {name} has layers or positions that reach across rows"
     if _has_custom_attention(kind, shape): return None, f"auto: {name} has its own attention"
     if device != "cuda": return "varlen", "auto: each row by itself, without padding or masks"

@@ -26,7 +26,7 @@ from ..config.load import require_trust, Config
 from ..tokens.tokenizer import check_is_base, model_path, why_missing
 from ..tokens.encode import end_ids
 from ..batches.layout import model_class, text_config
-from .hardware import Hardware, find_hardware
+from .hardware import find_hardware
 from .attention import choose_attention
 from .experts import computes_product, count_experts, is_router
 from .loss import causal_lm
@@ -60,15 +60,15 @@ def check_quantization(
     raise ConfigError("load_in_8bit", found, expected, edit(method="qlora"))
 
 def quantization(
-    cfg:Config,         # `method` and the `bnb_4bit` settings
     dtype:torch.dtype,  # what the layers compute in
+    *, method:str, load_in_8bit:bool, bnb_4bit_quant_type:str, bnb_4bit_use_double_quant:bool,   # settings
 )->BitsAndBytesConfig|None:
     "The config with which bitsandbytes stores the base: 4 or 8 bits for `qlora`, None for the other methods"
-    if cfg.method != "qlora": return None
-    if cfg.load_in_8bit: return BitsAndBytesConfig(load_in_8bit=True)
+    if method != "qlora": return None
+    if load_in_8bit: return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type=cfg.bnb_4bit_quant_type,
-        bnb_4bit_use_double_quant=cfg.bnb_4bit_use_double_quant, bnb_4bit_compute_dtype=dtype)
+        load_in_4bit=True, bnb_4bit_quant_type=bnb_4bit_quant_type,
+        bnb_4bit_use_double_quant=bnb_4bit_use_double_quant, bnb_4bit_compute_dtype=dtype)
 
 # %% ../../nbs/06_model/06_load.ipynb #8bfa665e
 _CLAMPED = ("altup.correction_coefs", "altup.prediction_coefs")   # of Gemma 3n: it clamps their numbers in training
@@ -277,18 +277,6 @@ def fit_vocabulary(
     ends = [ends] if isinstance(ends, int) else ends or []
     model.generation_config.eos_token_id = list(dict.fromkeys([*end_ids(tokenizer), *ends]))
 
-# %% ../../nbs/06_model/06_load.ipynb #acc52ae1
-def _loading_arguments(cfg:Config, hardware:Hardware, shape)->dict:
-    "The keyword arguments of `from_pretrained`"
-    device, dtype = hardware.device, hardware.dtype
-    attention, _ = choose_attention(cfg.attn_implementation, device, dtype, shape)
-    how = dict(
-        revision=cfg.revision if cfg.init == "pretrained" else None, trust_remote_code=cfg.trust_remote_code,
-        use_safetensors=True, dtype=torch.float32 if cfg.method == "full" else dtype,
-        quantization_config=quantization(cfg, dtype), device_map=cfg.device_map or {"": device})
-    if attention is not None: how["attn_implementation"] = attention
-    return how
-
 # %% ../../nbs/06_model/06_load.ipynb #b89182f9
 def withhold_router_logits(
     model,   # with or without an adapter; changed in place
@@ -339,9 +327,14 @@ def load_base(
     if hardware.device == "cuda": torch.backends.cuda.matmul.allow_tf32 = hardware.tf32
     with quiet(), tempfile.TemporaryDirectory() as folder:
         try:
-            shape = load_shape(cfg, tokenizer)
-            how = _loading_arguments(cfg, hardware, shape)
-            path = model_path(cfg.model)
+            shape, path, dtype = load_shape(cfg, tokenizer), model_path(cfg.model), hardware.dtype
+            attention, _ = choose_attention(cfg.attn_implementation, hardware.device, dtype, shape)
+            how = dict(
+                revision=cfg.revision if cfg.init == "pretrained" else None, trust_remote_code=cfg.trust_remote_code,
+                use_safetensors=True, dtype=torch.float32 if cfg.method == "full" else dtype,
+                quantization_config=quantization(dtype, **cfg.values(quantization)),
+                device_map=cfg.device_map or {"": hardware.device})
+            if attention is not None: how["attn_implementation"] = attention
             if cfg.init == "random":
                 path = random_weights(shape, folder, seed=cfg.seed, trust_remote_code=cfg.trust_remote_code)
             with our_quantizer(): model = auto_class(shape).from_pretrained(path, **how)

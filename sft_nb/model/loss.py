@@ -29,11 +29,6 @@ from .hardware import free_memory, is_out_of_memory
 from .attention import announce_documents
 from .experts import balance_loss
 
-# %% ../../nbs/06_model/05_loss.ipynb #6afbef65
-def _zero_sums(hidden:torch.Tensor)->tuple[torch.Tensor,torch.Tensor]:
-    "Zero, as a sum of losses and as a count of positions"
-    return hidden.new_zeros((), dtype=torch.float32), torch.zeros((), dtype=torch.long, device=hidden.device)
-
 # %% ../../nbs/06_model/05_loss.ipynb #40656fed
 class _Chunked(torch.autograd.Function):
     "Sum of cross entropies, and how many positions were right; computes the gradient in the forward pass"
@@ -42,7 +37,8 @@ class _Chunked(torch.autograd.Function):
         wants = hidden.requires_grad or any(p.requires_grad for p in learns)
         d_hidden = torch.zeros_like(hidden) if wants else None
         d_learns = [torch.zeros_like(p) for p in learns]
-        total, right = _zero_sums(hidden)
+        total = hidden.new_zeros((), dtype=torch.float32)
+        right = torch.zeros((), dtype=torch.long, device=hidden.device)
         for a in range(0, len(targets), chunk):
             here = slice(a, a + chunk)
             with torch.set_grad_enabled(wants):
@@ -115,10 +111,6 @@ def adds_to_float32(
     except (RuntimeError, TypeError): return False
     return torch.allclose(total, want, rtol=1e-6)
 
-# %% ../../nbs/06_model/05_loss.ipynb #a4ac5915
-def _scale_gradient(gradient:torch.Tensor|None, by:torch.Tensor)->torch.Tensor|None:
-    return None if gradient is None else gradient * by.to(gradient.dtype)
-
 # %% ../../nbs/06_model/05_loss.ipynb #c7022b68
 class _ChunkedLinear(torch.autograd.Function):
     "`_Chunked` for scores that are `factor * hidden @ weight.T`"
@@ -129,7 +121,8 @@ class _ChunkedLinear(torch.autograd.Function):
         if factor != 1: h = h * factor
         d_h = torch.empty_like(hidden) if hidden.requires_grad else None
         d_w = torch.zeros_like(weight, dtype=torch.float32) if weight.requires_grad else None   # accumulates many parts
-        total, right = _zero_sums(hidden)
+        total = hidden.new_zeros((), dtype=torch.float32)
+        right = torch.zeros((), dtype=torch.long, device=hidden.device)
         buffer = torch.empty(min(chunk, len(targets)), len(w), dtype=dtype, device=hidden.device)
         for a in range(0, len(targets), chunk):
             some, t, scores = h[a:a + chunk], targets[a:a + chunk, None], buffer[:len(targets) - a]
@@ -149,8 +142,8 @@ class _ChunkedLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_total, _):
-        d_h, d_w = ctx.saved_tensors
-        return _scale_gradient(d_h, d_total), _scale_gradient(d_w, d_total), None, None, None
+        scaled = [None if d is None else d * d_total.to(d.dtype) for d in ctx.saved_tensors]
+        return *scaled, None, None, None
 
 # %% ../../nbs/06_model/05_loss.ipynb #835d1d78
 def chunk_size(
@@ -319,19 +312,15 @@ def add_supervised_loss(
     inner.forward = types.MethodType(_with_supervised(inner, loss), inner)
     return True
 
-# %% ../../nbs/06_model/05_loss.ipynb #190f633d
-def _move_to_model(batch:dict, model)->dict:
-    "Move a batch to the device of the model's embedding"
+# %% ../../nbs/06_model/05_loss.ipynb #71eadea9
+def _forward(model, batch:dict, dtype:torch.dtype=torch.float32, *, part=None, **how):
+    "The output of a model, or a part of it, for a batch, and the moved batch; 16 bits run under autocast"
     device = model.get_input_embeddings().weight.device
     def moved(value): return value.to(device, non_blocking=device.type == "cuda") if torch.is_tensor(value) else value
-    return {name: moved(value) for name, value in batch.items()}
+    batch = {name: moved(value) for name, value in batch.items()}
+    with nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype=dtype):
+        return (model if part is None else part)(**batch, use_cache=False, **how), batch
 
-# %% ../../nbs/06_model/05_loss.ipynb #5104676e
-def _autocast_in(dtype:torch.dtype, device:str):
-    "Autocast if `dtype` has 16 bits"
-    return nullcontext() if dtype == torch.float32 else torch.autocast(device, dtype=dtype)
-
-# %% ../../nbs/06_model/05_loss.ipynb #71eadea9
 def batch_loss(
     model,                               # a causal language model, in train or eval mode
     batch:dict,                          # from a collator
@@ -339,13 +328,10 @@ def batch_loss(
     supervised:bool,                     # `add_supervised_loss` was called; False: the model's own loss
 )->tuple[torch.Tensor,torch.Tensor]:     # sum over the supervised tokens in nats, and their number
     "The loss of a batch, as training computes it"
-    batch = _move_to_model(batch, model)
-    with _autocast_in(dtype, batch["labels"].device.type):
-        if supervised:
-            out = model(**batch, use_cache=False, supervised=True)
-            return out.loss, out.n_tokens
-        n = (batch["labels"][:, 1:] != -100).sum()
-        return model(**batch, use_cache=False).loss * n, n
+    out, batch = _forward(model, batch, dtype, **(dict(supervised=True) if supervised else {}))
+    if supervised: return out.loss, out.n_tokens
+    n = (batch["labels"][:, 1:] != -100).sum()
+    return out.loss * n, n
 
 def batch_balance_loss(
     model,                               # after `add_supervised_loss`
@@ -353,9 +339,7 @@ def batch_balance_loss(
     *, dtype:torch.dtype=torch.float32,  # compute dtype: 16 bits run under autocast
 )->torch.Tensor|None:                    # None: no layer has a router
     "The load-balancing loss of a batch, as training computes it"
-    batch = _move_to_model(batch, model)
-    with _autocast_in(dtype, batch["labels"].device.type):
-        return model(**batch, use_cache=False, supervised=True, output_router_logits=True).aux_loss
+    return _forward(model, batch, dtype, supervised=True, output_router_logits=True)[0].aux_loss
 
 def loss_of_scores(
     model,                               # a causal language model
@@ -363,10 +347,9 @@ def loss_of_scores(
     *, dtype:torch.dtype=torch.float32,  # compute dtype: 16 bits run under autocast
 )->torch.Tensor:                         # nats per supervised token
     "The cross entropy of the next tokens by the scores that a model generates with, whatever its own loss is"
-    batch = _move_to_model(batch, model)
-    labels = batch.pop("labels")[:, 1:]
-    with _autocast_in(dtype, labels.device.type): scores = model(**batch, use_cache=False).logits[:, :-1]
-    return torch.nn.functional.cross_entropy(scores.flatten(0, 1).float(), labels.flatten())
+    out, _ = _forward(model, {name: value for name, value in batch.items() if name != "labels"}, dtype)
+    scores, labels = out.logits[:, :-1], batch["labels"][:, 1:]
+    return F.cross_entropy(scores.flatten(0, 1).float(), labels.flatten().to(scores.device))
 
 # %% ../../nbs/06_model/05_loss.ipynb #6267a0a9
 @torch.no_grad()
@@ -379,9 +362,9 @@ def supervised_logits(
     """The logits that predict the supervised tokens, a chunk at a time
 
     Yields positions (n,) among the B * (T - 1) next tokens, their labels (n,), and logits (n, V) in float32."""
-    batch = _move_to_model(batch, model)
-    labels = batch.pop("labels")[:, 1:]
-    out = (model if head is None else backbone(causal_lm(model)))(**batch, use_cache=False)
+    labels = batch["labels"][:, 1:].to(model.get_input_embeddings().weight.device)
+    batch = {name: value for name, value in batch.items() if name != "labels"}
+    out, _ = _forward(model, batch, part=None if head is None else backbone(causal_lm(model)))
     vectors = out.logits if head is None else out.last_hidden_state
     at, width = supervised_positions(labels), labels.shape[1]
     targets = labels.flatten()[at]

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['Repair', 'forward_of', 'swap_forward', 'joined_repairs', 'adapters_to_float32', 'preserve_dtypes', 'cast_head',
-           'autocast_forward', 'norms_to_float32', 'Kind', 'formats', 'audit', 'kernels_for', 'use_kernels']
+           'autocast_forward', 'norms_to_float32', 'Kind', 'formats', 'audit', 'kernels_for', 'choose_kernels',
+           'use_kernels']
 
 # %% ../../nbs/06_model/02_precision.ipynb #d76ecc23
 from collections import Counter
@@ -15,7 +16,7 @@ from typing import Callable, NamedTuple
 import torch
 
 from ..base.extensions import extension, need_extension
-from ..base.report import edit, Finding, Report, fail, ok, warn
+from ..base.report import edit, Report, fail, ok, warn
 
 # %% ../../nbs/06_model/02_precision.ipynb #1ca7cdc2
 class Repair:
@@ -168,89 +169,52 @@ def formats(
         for b in module.buffers(recurse=False): found[Kind("buffers", _dtype_name(b.dtype), False)] += b.numel()
     return found
 
-# %% ../../nbs/06_model/02_precision.ipynb #bfb989c9
+# %% ../../nbs/06_model/02_precision.ipynb #cbee1fd0
 _SAME = "expected mat1 and mat2 to have the same dtype"
 
-def _is_in(found:Counter, part:str)->set[str]:
-    "The formats of a part"
-    return {kind.format for kind in found if kind.part == part}
-
-# %% ../../nbs/06_model/02_precision.ipynb #85cb2146
-def _audit_head(model, found, dtype:str, cast:bool)->Finding|None:
-    "The head, or the embedding that is tied to it, is not in `dtype`"
-    others = (_is_in(found, "head") or _is_in(found, "embedding")) - {dtype}
-    if not others: return None
-    text, fix = f"the head is {others.pop()} and the model computes in {dtype}", f"cast_head(model, torch.{dtype})"
-    if cast: return warn(f"{text}: autocast copies it at every step", fix, check="head_format")
-    return fail(f"{text}: {_SAME}", fix, check="head_format")
-
-# %% ../../nbs/06_model/02_precision.ipynb #1d468179
-def _audit_norms(model, found, dtype:str, cast:bool)->Finding|None:
-    "The norms are not in `dtype`"
-    others = _is_in(found, "norms") - {dtype}
-    if cast or not others: return None
-    text = f"the norms are {others.pop()} and pass it on to layers in {dtype}"
-    return fail(text, f"autocast_forward(model, torch.{dtype})", check="norm_format")
-
-# %% ../../nbs/06_model/02_precision.ipynb #7d2b0343
-def _audit_linear(model, found, dtype:str, cast:bool)->Finding|None:
-    "Linear layers or the embedding are not in `dtype`"
-    for part, who in (("linear", "some linear layers are"), ("embedding", "the embedding is")):
-        others = _is_in(found, part) - {dtype}
-        if cast or not others: continue
-        text = f"{who} {others.pop()} and the model computes in {dtype}: {_SAME}"
-        return fail(text, f"autocast_forward(model, torch.{dtype})", check=f"{part}_format")
-
-# %% ../../nbs/06_model/02_precision.ipynb #5f546aab
-def _one_format(found:Counter)->str|None:
-    "The format of everything but buffers, adapters and quantised layers; None if there are several"
-    names = {kind.format for kind in found if kind.part not in ("buffers", "adapter", "quantised")}
-    return names.pop() if len(names) == 1 else None
-
-# %% ../../nbs/06_model/02_precision.ipynb #d85e9486
-def _audit_whole(model, found, dtype:str, cast:bool)->Finding|None:
-    if cast: return None
-    text = f"the whole model is {_one_format(found)}, so it computes in that, not in {dtype}"
-    return warn(text, f"autocast_forward(model, torch.{dtype})", check="model_format")
-
-# %% ../../nbs/06_model/02_precision.ipynb #bafe6b74
-def _audit_trained(model, found, dtype:str, cast:bool)->Finding|None:
-    "Warn of trained weights in 16 bits, or in several formats"
-    names = {kind.format for kind in found if kind.trained}
-    what, check = ("adapter", "adapter_format") if _is_in(found, "adapter") else ("trained part", "trained_format")
-    fix = "adapters_to_float32(model)"
-    if "float16" in names:
-        return fail(f"the {what} is float16: its gradients vanish or overflow, and the loss is NaN", fix, check=check)
-    if len(names) > 1: return fail(f"the {what} is partly {' and partly '.join(sorted(names))}", fix, check=check)
-    if "bfloat16" in names:
-        return warn(f"the {what} is bfloat16: AdamW's small steps are rounded away", fix, check=check)
-
-# %% ../../nbs/06_model/02_precision.ipynb #a9fc6244
-def _audit_quantised(model, found, dtype:str, cast:bool)->Finding|None:
-    "4-bit layers compute in another format than `dtype`"
-    layers = [m for m in model.modules() if hasattr(m, "quant_state")]
-    others = {_dtype_name(m.compute_dtype) for m in layers if getattr(m, "compute_dtype", None) is not None} - {dtype}
-    if not others: return None
-    text = f"4-bit layers compute in {' and '.join(sorted(others))}, not in {dtype}"
-    fix = f"BitsAndBytesConfig(bnb_4bit_compute_dtype=torch.{dtype})"
-    if "float16" in others: return fail(text, fix, check="quantised_format")
-    return warn(text, fix, check="quantised_format")
-
-# %% ../../nbs/06_model/02_precision.ipynb #cbee1fd0
 def audit(
     model,
     dtype:torch.dtype,          # intended compute dtype, from `choose_dtype`
     *, autocast:bool|None=None, # runs under autocast, as in training; None: detect `autocast_forward`
 )->Report:
     "Formats by part, and a finding for each that will not go well"
-    found, name = formats(model), _dtype_name(dtype)
-    figures = {str(kind): n for kind, n in sorted(found.items())}
+    found, name, findings = formats(model), _dtype_name(dtype), []
     if autocast is None: autocast = getattr(model.forward, "autocast_dtype", None) is not None
-    of_the_base = (_audit_head, _audit_norms, _audit_linear)
-    if _one_format(found) not in (None, name): of_the_base = (_audit_whole,)
-    findings = [check(model, found, name, autocast) for check in (*of_the_base, _audit_trained, _audit_quantised)]
-    findings = [finding for finding in findings if finding]
+    def formats_of(*parts:str)->set[str]: return {kind.format for kind in found if kind.part in parts}
+    def judge(check:str, kind, text:str, fix:str=f"autocast_forward(model, torch.{name})"):
+        findings.append(kind(text, fix, check=f"{check}_format"))
+
+    of_base = formats_of("head", "embedding", "norms", "linear", "other")
+    if len(of_base) == 1 and of_base != {name}:
+        text = f"the whole model is {of_base.pop()}, so it computes in that, not in {name}"
+        if not autocast: judge("model", warn, text)
+    else:
+        if odd := (formats_of("head") or formats_of("embedding")) - {name}:   # a tied head is the embedding
+            text, fix = f"the head is {odd.pop()} and the model computes in {name}", f"cast_head(model, torch.{name})"
+            if autocast: judge("head", warn, f"{text}: autocast copies it at every step", fix)
+            else: judge("head", fail, f"{text}: {_SAME}", fix)
+        if not autocast and (odd := formats_of("norms") - {name}):
+            judge("norm", fail, f"the norms are {odd.pop()} and pass it on to layers in {name}")
+        for part, who in dict(linear="some linear layers are", embedding="the embedding is").items():
+            if autocast or not (odd := formats_of(part) - {name}): continue
+            judge(part, fail, f"{who} {odd.pop()} and the model computes in {name}: {_SAME}")
+            break
+
+    trained, fix = {kind.format for kind in found if kind.trained}, "adapters_to_float32(model)"
+    part, what = ("adapter", "adapter") if formats_of("adapter") else ("trained", "trained part")
+    if "float16" in trained:
+        judge(part, fail, f"the {what} is float16: its gradients vanish or overflow, and the loss is NaN", fix)
+    elif len(trained) > 1: judge(part, fail, f"the {what} is partly {' and partly '.join(sorted(trained))}", fix)
+    elif "bfloat16" in trained: judge(part, warn, f"the {what} is bfloat16: AdamW's small steps are rounded away", fix)
+
+    quantised = [m for m in model.modules() if hasattr(m, "quant_state")]
+    computing = {getattr(m, "compute_dtype", None) for m in quantised} - {None, dtype}
+    if odd := sorted(map(_dtype_name, computing)):
+        judge("quantised", fail if "float16" in odd else warn,
+              f"4-bit layers compute in {' and '.join(odd)}, not in {name}",
+              f"BitsAndBytesConfig(bnb_4bit_compute_dtype=torch.{name})")
     fine = ok(f"every part fits a model that computes in {name}", check="formats")
+    figures = {str(kind): n for kind, n in sorted(found.items())}
     return Report("number formats", figures, findings or [fine])
 
 # %% ../../nbs/06_model/02_precision.ipynb #2e837259
@@ -260,6 +224,18 @@ def kernels_for(
     "The extension with the kernels that a config asks for, or None; ConfigError if they are named, and it is missing"
     if kernels in ("auto", "none"): return extension("kernels") if kernels == "auto" else None
     return need_extension("kernels", f"kernels {kernels!r}", edit(kernels="auto"))
+
+def choose_kernels(
+    wanted:str,   # auto, compile, liger or none
+    device:str,
+    method:str,   # full, lora or qlora
+)->tuple[str,str]:
+    "The kernels that a training uses, in words if `auto` chooses them, and the reason"
+    if wanted != "auto": return wanted, "requested"
+    if extension("kernels") is None: return "none", "auto: sft_nb.extras, which has them, is missing"
+    if device == "cuda": return "fused, where proven", "auto: LoRA, norms, rotary positions, gates"
+    if method == "full": return "none", f"auto: without an adapter, {device} gains nothing"
+    return "fused LoRA", f"auto: {device} gains nothing from others"
 
 def use_kernels(
     model,         # in train mode, with its adapter

@@ -62,14 +62,14 @@ def skeleton(
             train_in_full(model, cfg.unfrozen_parameters if layers is None else None)
             return model.train()
 
-        bits = quantization(cfg, dtype)
+        bits = quantization(dtype, **cfg.values(quantization))
         if bits is not None:   # linear layers as in bitsandbytes
             from transformers.quantizers import AutoHfQuantizer
             with our_quantizer(): quantizer = AutoHfQuantizer.from_config(bits, pre_quantized=False)
             quantizer.preprocess_model(model=model, device_map=None)
             setattr(model, "is_loaded_in_8bit" if bits.load_in_8bit else "is_loaded_in_4bit", True)
         from peft import get_peft_model
-        adapter = lora_config(model, tokenizer, cfg)
+        adapter = lora_config(model, tokenizer, **cfg.values(lora_config))
         adapter.init_lora_weights = True   # other initialisations need values and take the same memory
         with weights_for_dora(model.dtype), targets_as_named():
             model = get_peft_model(model.requires_grad_(False), adapter, low_cpu_mem_usage=True)

@@ -25,7 +25,7 @@ from ..batches.packing import batch_sampler
 from ..batches.layout import BatchLengths, largest_batch, model_class, should_flatten, takes_flattened
 from ..model.hardware import Device
 from ..model.attention import choose_attention
-from ..model.finetuning.parallelism import Division, division_of, divides_weights, sharing_of
+from ..model.finetuning.parallelism import Division, division_of, sharing_of
 from ..model.finetuning.checkpointing import part_length
 from ..model.load import can_recompute_layers, check_packable, load_shape, stored_by
 from ..model.adapter import initial_weights, method_of_earlier
@@ -81,7 +81,7 @@ def open_methods(
     if stored_by(shape) == "bitsandbytes": return ("qlora",), "auto: bitsandbytes has quantised the base"
     earlier = method_of_earlier(cfg.adapter_name_or_path, cfg.runs_dir)
     if earlier in ("lora", "qlora"): return (earlier,), "auto: the earlier adapter was trained so"
-    if divides_weights(cfg): return ("lora",), "auto: packed weights cannot be sharded"
+    if division_of(**cfg.values(division_of)).of_weights: return ("lora",), "auto: packed weights cannot be sharded"
     try:
         check_packable(shape)
         initial_weights(cfg.init_lora_weights, quantised=True)
@@ -123,7 +123,7 @@ class Planner:
     @cached_property
     def division(self)->Division:
         "The sharding of training state across processes; may read DeepSpeed's file"
-        return division_of(self.cfg)
+        return division_of(**self.cfg.values(division_of))
 
     @property
     def rows_in_a_step(self)->int:

@@ -424,7 +424,8 @@ def footprint(
         weights = tuple((name, p.shape, p.dtype, p.requires_grad) for name, p in whole.named_parameters())
         _DESCRIBED[whole] = repr(whole), weights, whole.config.to_json_string()
     # models with equal descriptions take the same memory
-    key = batch, _DESCRIBED[whole], cfg.kernels, str(quantization(cfg, how.dtype)), how
+    bits = quantization(how.dtype, **cfg.values(quantization))
+    key = batch, _DESCRIBED[whole], cfg.kernels, str(bits), how
     if key in _SIMULATED: return _SIMULATED[key]
     n = text_config(whole.config).num_hidden_layers
     sizes = {sum(p.numel() for p in layer.parameters()) for layer in _decoder_layers(whole)}

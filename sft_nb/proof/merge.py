@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['computed_in', 'Probe', 'probe', 'Gap', 'mean_difference', 'measure_gap', 'parity', 'dequantise', 'load_trained',
-           'merge_weights', 'merged_model', 'WeightPrint', 'weight_prints', 'compare_weights', 'held_out_chats',
-           'held_out_prompts', 'load_merged', 'with_system_prompt', 'merge']
+           'merge_weights', 'merged_model', 'WeightPrint', 'weight_prints', 'compare_weights', 'merge_command',
+           'held_out_chats', 'held_out_prompts', 'load_merged', 'with_system_prompt', 'merge']
 
 # %% ../../nbs/13_proof/00_merge.ipynb #b8ca8f33
 import json, math, shutil, warnings
@@ -22,9 +22,8 @@ from transformers.utils import cached_file
 from ..base.extensions import extension
 from ..base.files import atomic_folder
 from ..base.progress import log
-from sft_nb.base.report import (
-    as_fix, command, ConfigError, edit, fail, Finding, ok, Report, shell_quote, SftError,
-    warn)
+from ..base.report import (
+    as_fix, command, ConfigError, edit, fail, Finding, Fix, ok, Report, shell_quote, SftError, warn)
 from ..config.load import Config
 from ..tasks.core import task_of
 from ..tokens.encode import encode, encode_prompts
@@ -424,6 +423,19 @@ def compare_weights(
     return fail(text, check="weights")
 
 # %% ../../nbs/13_proof/00_merge.ipynb #e1e857ef
+def merge_command(
+    run:Path,    # of the run
+    out:Path,    # a new folder
+    **how,       # other arguments of `merge`
+)->Fix:
+    "The command that merges a run, in a shell and in Python"
+    shell = python = ""
+    for name, value in how.items():
+        shell += f" --{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+        python += f", {name}={value if value is True else json.dumps(value)}"
+    return command(f"sft_nb merge {shell_quote(run)}{shell} --out {shell_quote(out)}",
+                   f'merge("{run}"{python}, out="{out}")')
+
 def held_out_chats(
     cfg:Config,   # config of a run
     n:int,        # at most
@@ -581,11 +593,9 @@ def merge(
         with missing_rows_are_of_the_run(run.path): chats = held_out_chats(run.config, prompts)
         check_trained(source, run.config.method)
         report = _write_and_compare(workbench, source, folder, dtype, chats)
-        again, shell, python = out if report.failed else out.with_name(f"{out.name}-float32"), "", ""
-        other = out.with_name(f"{out.name}-with-system-prompt")
-        if checkpoint != "adapter": shell, python = f" --checkpoint {checkpoint}", f', checkpoint="{checkpoint}"'
-        fix = command(f"sft_nb merge {shell_quote(run.path)}{shell} --dtype float32 --out {shell_quote(again)}",
-                      f'merge("{run.path}"{python}, dtype="float32", out="{again}")')
+        named = {} if checkpoint == "adapter" else dict(checkpoint=checkpoint)
+        again = out if report.failed else out.with_name(f"{out.name}-float32")
+        fix = merge_command(run.path, again, **named, dtype="float32")
         if report.failed:
             faults = {f.check: f for f in report.failed}
             moved, effect = (report.figures.get(name, 0.) for name in ("mean_difference", "effect_of_the_adapter"))
@@ -604,7 +614,7 @@ def merge(
         if write_system_prompt: _write_into_template(folder, run.system_prompt)
         elif run.system_prompt:
             (folder/SYSTEM_PROMPT_FILE).write_text(run.system_prompt, encoding="utf-8")
-            shell = f"sft_nb merge {shell_quote(run.path)}{shell} --write-system-prompt --out {shell_quote(other)}"
-            into = command(shell, f'merge("{run.path}"{python}, write_system_prompt=True, out="{other}")')
+            other = out.with_name(f"{out.name}-with-system-prompt")
+            into = merge_command(run.path, other, **named, write_system_prompt=True)
             log(f"sft_nb: {needs_system_prompt(run)}; to have the chat template write it: {into}")
     return out

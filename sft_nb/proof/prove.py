@@ -6,7 +6,6 @@
 __all__ = ['several_turns', 'answer_as_reference', 'adapter_stages', 'Proof', 'until_broken', 'Served', 'prove']
 
 # %% ../../nbs/13_proof/03_prove.ipynb #12cd2830
-import json
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -14,9 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from ..base.display import as_html, Drawn, Html, Shown, table_html
-from ..base.view import finding_html, own_fields, View, Viewable
-from ..base.credentials import redact_json
-from ..base.files import write_atomically
+from ..base.view import finding_html, own_fields, View
 from ..base.report import ConfigError, edit, Fix, ok, read_figures, SftError, warn
 from ..tokens.encode import encode_prompts, end_ids
 from ..tokens.prepare import missing_rows_are_of_the_run
@@ -25,10 +22,10 @@ from ..base.extensions import need_extension
 from ..workbench import leaves_base, Workbench
 from ..runs.directory import open_run, Run
 from ..runs.locate import name_of_weights
+from ..evaluation.generations import SavedResult
 from .merge import held_out_prompts, load_trained
 from .reference import answer_greedily, GreedyAnswer, Reference
-from .folder_checks import (
-    Expected, Folder, folder_stages, QUANTISED, ProofStage, run_check)
+from .folder import Expected, Folder, folder_stages, ProofStage, run_check
 
 # %% ../../nbs/13_proof/03_prove.ipynb #17e85992
 _OPEN_ENDED = ("Hello", "Write a few sentences about a day that you liked, and why you liked it.")
@@ -107,7 +104,7 @@ def adapter_stages(
 
 # %% ../../nbs/13_proof/03_prove.ipynb #01440c12
 @dataclass(frozen=True, repr=False)
-class Proof(Viewable):
+class Proof(SavedResult):
     "Is the model that is served the one that was trained? ProofStage by stage, up to the first that is broken"
     run:str              # its name
     checkpoint:str       # adapter, or checkpoint-N
@@ -153,10 +150,6 @@ class Proof(Viewable):
         more = dict(findings=findings, broken=self.broken and self.broken.name, fix=self.fix.says("shell"))
         return View(self.title, self.headline, self.verdict, "ok" if self.same else "fail", parts=[stages],
                     data=own_fields(self) | more)
-    def save(self, path:Path)->Path:
-        "Write it as JSON, atomically and without secrets"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return write_atomically(path, json.dumps(redact_json(self.to_dict()), indent=1, ensure_ascii=False) + "\n")
 
 # %% ../../nbs/13_proof/03_prove.ipynb #fd34df81
 def until_broken(
@@ -199,9 +192,11 @@ def prove(
 )->Proof:
     "Compare stage by stage, up to the first broken one; ConfigError for a run, folder, file or server that is missing"
     run = open_run(run, trust_remote_code=trust_remote_code)
-    if quantised not in (None, *QUANTISED):
-        expected = ", ".join(QUANTISED)
-        raise ConfigError("quantised", f"it is {quantised!r}", f"one of {expected}", edit(quantised="int8"))
+    if quantised is not None:
+        known = need_extension("folder_checks", "quantised", edit(quantised=None)).QUANTISED
+        if quantised not in known:
+            expected = f"one of {', '.join(known)}"
+            raise ConfigError("quantised", f"it is {quantised!r}", expected, edit(quantised="int8"))
     if prompts < 1: raise ConfigError(f"prove {run.name}", f"prompts is {prompts}", "", edit(prompts=8))
 
     own = run.path/("merged" if checkpoint == "adapter" else f"merged-{checkpoint}")

@@ -42,14 +42,14 @@ def weights_of(
     return {f.name: dict(bytes=f.stat().st_size, digest=_sample_digest(f)) for f in files}
 
 def base_folder(
-    cfg:Config,
+    *, model:str, revision:str|None, init:str,   # settings
 )->Path|None:   # None: random weights, or not on this machine
     "The folder of the base's weights; for a model of the hub it is named after the commit"
-    if cfg.init == "random": return None
-    folder = Path(model_path(cfg.model))
+    if init == "random": return None
+    folder = Path(model_path(model))
     if folder.is_dir(): return folder
     from huggingface_hub import try_to_load_from_cache
-    try: file = try_to_load_from_cache(cfg.model, "config.json", revision=cfg.revision)
+    try: file = try_to_load_from_cache(model, "config.json", revision=revision)
     except ValueError: return None   # not a model name
     return Path(file).parent if isinstance(file, str) else None
 
@@ -63,7 +63,7 @@ def record_provenance(
 )->None:
     "Write origin.json, once"
     if (run.path/"origin.json").exists(): return
-    folder = base_folder(run.config)
+    folder = base_folder(**run.config.values(base_folder))
     base = dict(folder=str(folder or ""), files=weights_of(folder))
     write_json(run.path/"origin.json", dict(config=_saved_settings(run), base=base))
 
@@ -103,7 +103,7 @@ def changes(
     refused = {k: settings[k] for k in sorted(_IN_A_CHECKPOINT & set(settings) - set(may_differ))}
     taken = {k: v for k, v in settings.items() if k not in refused}
 
-    now = weights_of(base_folder(run.config))
+    now = weights_of(base_folder(**run.config.values(base_folder)))
     weights = {k: (files.get(k), now.get(k)) for k in (files | now) if now and files.get(k) != now.get(k)}
     return Changes(weights, refused, taken, versions)
 

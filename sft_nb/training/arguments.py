@@ -85,7 +85,8 @@ def check_names(cfg:Config)->None:
         near = _nearest_choice(value, known, getattr(Config, setting))
         raise _unknown_name(cfg, setting, value, "a name that TrainingArguments knows", near)
     _requested_trackers(cfg)
-    if cfg.deepspeed and not Path(cfg.deepspeed).suffix: deepspeed_config(cfg)   # only a name; a file may be elsewhere
+    is_name = cfg.deepspeed and not Path(cfg.deepspeed).suffix   # a file may be elsewhere
+    if is_name: deepspeed_config(**cfg.values(deepspeed_config))
 
 _PROJECTED = ("galore", "apollo")   # these project the gradients of whole matrices
 
@@ -196,7 +197,7 @@ def training_arguments(
     arguments |= {checkpointing: cfg.gradient_checkpointing is True,
                   f"{checkpointing}_kwargs": dict(use_reentrant=False)}
 
-    deepspeed = deepspeed_config(cfg)
+    deepspeed = deepspeed_config(**cfg.values(deepspeed_config))
     if deepspeed is not None and get_process_info().size > 1:   # with one process, settings are only checked
         for name, dtype in _FORMATS.items():
             enabled = deepspeed.get(name, {}).get("enabled", "auto")

@@ -105,7 +105,7 @@ def check_before_training(
     is_new = checked is None   # do not print the caller's report again
     for text in describe_setup(bench) if is_new and run is not None else (): print(escape_controls(text), flush=True)
     bench.make("cfg", "batches")   # rows and plan; errors for rows longer than the budget
-    if none := check_held_out(bench.data, bench.requested):
+    if none := check_held_out(bench.data, eval_steps=bench.requested.eval_steps):
         raise ConfigError("eval_steps", none.says, "rows to evaluate on", none.fix)
     if bench.requested.model == "tiny" and not all(source.from_task for source in bench.data.train.source.sources):
         log("sft_nb: tiny is a toy that knows arithmetic and a few simple sentences: on other rows it shows that "
@@ -120,7 +120,8 @@ def check_before_training(
     if checked is None:
         off = skipped("it was turned off", edit(preflight=True), check="preflight")
         summary, facts = training_summary(bench)
-        checked = Report("preflight", {}, [off, *filter(None, [check_gpu(bench.requested)])], "", summary, facts)
+        idle = check_gpu(**bench.requested.values(check_gpu))
+        checked = Report("preflight", {}, [off, *filter(None, [idle])], "", summary, facts)
         is_new = True
     if run is not None:
         run.keep(bench.cfg)   # first: if there is a report, the config is resolved
@@ -145,7 +146,7 @@ def build_trainer(
     from sft_nb.training.trainer import SupervisedTrainer
     stop = stop or StopRequest(bench.cfg.max_time)
     with Phase("loading"): bench.make("model", "layout")   # the layout depends on the loaded model
-    name_base(bench.model, bench.cfg)
+    name_base(bench.model, bench.cfg.model, **bench.cfg.values(name_base))
     is_main = is_main_process()
     if is_main and bench.cfg.padding_free is True and not bench.layout.flat:   # only known with the loaded model
         sources = bench.cfg.sources | dict(padding_free="plan (the rows would read each other)")
@@ -359,7 +360,7 @@ def train_run(
                         unlimited = bench.requested.max_time is None and run.config.max_time is not None
                         limit = ", without the time limit that it had" if unlimited else ""
                         log(f"sft_nb: {run.name} continues at {checkpoint.name}{limit}")
-                        if idle := check_gpu(bench.requested): log(f"sft_nb: {idle}")
+                        if idle := check_gpu(**bench.requested.values(check_gpu)): log(f"sft_nb: {idle}")
 
             is_open = True   # from here on, failures are recorded in the run
             stop = StopRequest(bench.cfg.max_time, run.path)

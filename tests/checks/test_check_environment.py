@@ -14,10 +14,11 @@ from sft_nb.checks import environment
 from sft_nb.checks.core import run_check
 from sft_nb.checks.environment import (check_device, check_disk, check_extent, check_gpu, check_hub, check_memory,
                                        check_tracking, check_versions, check_writable)
-from sft_nb.checks.preflight import preflight
+from sft_nb.checks.preflight import Evidence, preflight
 from sft_nb.checks.step import FirstStep, check_measured
 from sft_nb.planning.plan import plan as make_plan
 from sft_nb.tokens.prepare import prepare
+from sft_nb.workbench import Workbench
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +40,9 @@ def test_versions(monkeypatch):
 
 
 def test_device(monkeypatch):
-    assert check_device(small()).status == "ok"
+    assert check_device().status == "ok"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    found, = run_check("environment.device", check_device, SimpleNamespace(requested=small(device="cuda")))
+    found, = run_check("environment.device", check_device, Evidence(Workbench(small(device="cuda"))))
     assert found.status == "fail"
 
 
@@ -49,13 +50,13 @@ def test_a_card_that_torch_does_not_see(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(environment, "nvidia_cards", lambda: 2)
-    assert check_gpu(small()).status == "warn" and "2 NVIDIA cards are present" in check_gpu(small()).says
-    assert check_gpu(small(device="cpu")) is None
+    assert check_gpu().status == "warn" and "2 NVIDIA cards are present" in check_gpu().says
+    assert check_gpu(device="cpu") is None
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert check_gpu(small()) is None
+    assert check_gpu() is None
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr(environment, "nvidia_cards", lambda: 0)
-    assert check_gpu(small()) is None
+    assert check_gpu() is None
 
 
 @pytest.mark.parametrize("driver, advice", [
@@ -70,53 +71,54 @@ def test_the_torch_for_a_driver(monkeypatch, driver, advice):
         if not driver: raise FileNotFoundError("nvidia-smi")
         return SimpleNamespace(stdout=f"| NVIDIA-SMI 570.86  Driver Version: 570.86  CUDA Version: {driver} |")
     monkeypatch.setattr(environment.subprocess, "run", smi)
-    assert advice in str(check_gpu(small()).fix)
+    assert advice in str(check_gpu().fix)
 
 
 def test_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=400))
     cfg = small(runs_dir=str(tmp_path/"not/yet/there"))   # save_total_limit 2: four of them
-    assert [check_disk(cfg, n).status for n in (101, 100, 51, 50)] == ["fail", "warn", "warn", "ok"]
+    how = cfg.values(check_disk)
+    assert [check_disk(n, **how).status for n in (101, 100, 51, 50)] == ["fail", "warn", "warn", "ok"]
 
 
 def test_writable(tmp_path):
-    assert check_writable(small(runs_dir=str(tmp_path/"a/b"))) is None and not list(tmp_path.iterdir())
+    assert check_writable(runs_dir=str(tmp_path/"a/b")) is None and not list(tmp_path.iterdir())
     (tmp_path/"file").write_text("")
-    assert check_writable(small(runs_dir=str(tmp_path/"file/runs"))).status == "fail"
+    assert check_writable(runs_dir=str(tmp_path/"file/runs")).status == "fail"
 
 
 def test_tracking(tmp_path, monkeypatch):
     for name in ("WANDB_API_KEY", "WANDB_MODE"): monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path/"netrc"))
-    assert check_tracking(small()) is None
+    assert check_tracking() is None
     monkeypatch.setattr(environment, "is_installed", lambda name: False)
-    assert "not installed" in check_tracking(small(wandb=True)).says
+    assert "not installed" in check_tracking(wandb=True).says
     monkeypatch.setattr(environment, "is_installed", lambda name: True)
-    assert "ask for one" in check_tracking(small(wandb=True)).says
+    assert "ask for one" in check_tracking(wandb=True).says
     (tmp_path/"netrc").write_text("machine api.wandb.ai login user password x\n")
-    assert check_tracking(small(wandb=True)) is None
+    assert check_tracking(wandb=True) is None
     (tmp_path/"netrc").unlink()
     for name, value in (("WANDB_MODE", "offline"), ("WANDB_API_KEY", "x")):
         monkeypatch.setenv(name, value)
-        assert check_tracking(small(wandb=True)) is None
+        assert check_tracking(wandb=True) is None
         monkeypatch.delenv(name)
 
 
 def test_hub(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert check_hub(small()) is None and check_hub(small(model=str(tmp_path))) is None
-    assert check_hub(small(model="nobody/nothing")).status == "fail"
-    assert "nobody/other" in check_hub(small(tokenizer="nobody/other")).says
+    assert check_hub() is None and check_hub(model=str(tmp_path)) is None
+    assert check_hub(model="nobody/nothing").status == "fail"
+    assert "nobody/other" in check_hub(tokenizer="nobody/other").says
     downloaded, commit = tmp_path/"models--nobody--nothing", "0" * 40
     for file, text in (("refs/main", commit), (f"snapshots/{commit}/config.json", "{}")):
         (downloaded/file).parent.mkdir(parents=True)
         (downloaded/file).write_text(text)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    assert check_hub(small(model="nobody/nothing")) is None
-    assert check_hub(small(model="nobody/nothing", revision="v2")).status == "fail"
+    assert check_hub(model="nobody/nothing") is None
+    assert check_hub(model="nobody/nothing", revision="v2").status == "fail"
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path/"empty"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    assert check_hub(small(model="nobody/nothing")) is None
+    assert check_hub(model="nobody/nothing") is None
 
 
 def test_memory(data, plan):
@@ -150,5 +152,5 @@ def test_many_passes_and_large_steps_are_seen(data, more, expected, fix):
 
 
 def test_a_step_of_packed_batches_that_asks_for_more_than_there_are():
-    assert check_extent(Extent(16, 3, 3, 16), small()).status == "ok"
-    assert check_extent(Extent(16, 3, 3, 16, is_short=True), small(max_tokens_per_batch=512)).status == "warn"
+    assert check_extent(Extent(16, 3, 3, 16)).status == "ok"
+    assert check_extent(Extent(16, 3, 3, 16, is_short=True)).status == "warn"

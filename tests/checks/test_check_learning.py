@@ -27,6 +27,10 @@ def test_learns():
     assert look(2., 1.99) == look(8., 7.99) == "ok"
 
 
+def learn(seen, **how):
+    return learn_some(seen.model, seen.loss, seen.score, seen.some_batch, **how, **seen.cfg.values(learn_some))
+
+
 def test_steps_that_are_too_large_on_the_way():
     told = check_learns(Learned(8., 2.4, [], 2, 10, .5, 40.))
     assert told.status == "fail" and "a peak of 40.0000" in told.says and str(told.fix) == "learning_rate=0.05"
@@ -44,7 +48,8 @@ def test_the_highest_loss_on_the_way_is_kept():
             super().step()
             self.param_groups[0]["lr"] = .4
     optimizer = Slower(model.parameters(), lr=4)
-    done = learn_some(model, loss, score, {}, small(max_grad_norm=0.), optimizer=optimizer, steps=3)
+    settings = small(max_grad_norm=0.).values(learn_some)
+    done = learn_some(model, loss, score, {}, optimizer=optimizer, steps=3, **settings)
     assert (done.before, done.highest) == (1, pytest.approx(49)) and done.after < 49 / 20
     assert check_learns(replace(done, after=.5)).status == "fail"
 
@@ -68,7 +73,7 @@ def test_steps_that_round_away():
                 for p in group["params"]: p.data = p.data.bfloat16().float()
 
     optimizer = Rounded([p for p in seen.model.parameters() if p.requires_grad], lr=1e-9)
-    done = learn_some(seen.model, seen.loss, seen.score, seen.some_batch, seen.cfg, optimizer=optimizer, steps=2)
+    done = learn(seen, optimizer=optimizer, steps=2)
     assert check_moves(done).status == "fail" and check_learns(done).status == "warn"
 
 
@@ -77,7 +82,7 @@ def test_nothing_to_train(seen):
     assert take_step(seen.model, seen.loss, seen.some_batch).norms == {}
     assert slopes(seen.model, seen.loss, seen.score, seen.some_batch) == []
     with pytest.raises(SftError, match="no parameter is trained"):
-        learn_some(seen.model, seen.loss, seen.score, seen.some_batch, small())
+        learn(seen, optimizer=None)
 
 
 class Breaks(torch.optim.SGD):
@@ -94,12 +99,12 @@ def test_the_step_that_made_weights_nan_is_named(seen, at):
     trained = {name: p for name, p in seen.model.named_parameters() if p.requires_grad}
     optimizer = Breaks(trained.values(), lr=1e-3)
     optimizer.at = at
-    done = learn_some(seen.model, seen.loss, seen.score, seen.some_batch, seen.cfg, optimizer=optimizer, steps=5)
+    done = learn(seen, optimizer=optimizer, steps=5)
     assert (done.broken, done.broke_at) == ([*trained][1], at) and optimizer.steps == at
     told = check_learns(done)
     assert told.says == f"the weights are not finite after step {at} of 5 on the same rows, the first is {done.broken}"
     assert told.status == "fail" and told.fix.settings == dict(learning_rate=seen.cfg.learning_rate / 10)
-    again = learn_some(seen.model, seen.loss, seen.score, seen.some_batch, seen.cfg, optimizer=optimizer, steps=5)
+    again = learn(seen, optimizer=optimizer, steps=5)
     assert again.broke_at == 0 and "not finite before the first step" in check_learns(again).says
     assert "named_parameters" in str(check_learns(again).fix)
 

@@ -28,11 +28,11 @@ def dead(base, tokenizer, tmp_path_factory): return save_dead(base, tokenizer, t
 def test_trainable(tokenizer):
     cfg, full_cfg = small(), small(method="full")
     def fresh(**more): return load_model(small(method="lora", **more), tokenizer)
-    assert check_trainable(fresh(), cfg).status == "ok"
+    assert check_trainable(fresh(), **cfg.values(check_trainable)).status == "ok"
     for more in (dict(modules_to_save="lm_head"), dict(train_tokens="<|im_end|>")):
-        assert check_trainable(fresh(**more), cfg).status == "ok"
+        assert check_trainable(fresh(**more), **cfg.values(check_trainable)).status == "ok"
     def says(model, cfg=cfg):
-        found = check_trainable(model, cfg)
+        found = check_trainable(model, **cfg.values(check_trainable))
         assert found.status == "fail"
         return found.says
     assert "no parameter" in says(fresh().requires_grad_(False))
@@ -46,12 +46,13 @@ def test_trainable(tokenizer):
     model.peft_config["default"].target_modules = {"q_proj", "v_proj"}
     assert "4 targeted modules have no adapter" in says(model)
     full = load_model(full_cfg, tokenizer)
-    assert check_trainable(full, full_cfg).status == "ok"
+    assert check_trainable(full, **full_cfg.values(check_trainable)).status == "ok"
     full.get_input_embeddings().requires_grad_(False)
     assert "1 parameters are frozen" in says(full, full_cfg)
     part_cfg = small(method="full", unfrozen_parameters="model.layers.1.")
     part = load_model(part_cfg, tokenizer)
-    assert check_trainable(part, part_cfg).says.endswith("those that unfrozen_parameters names")
+    assert check_trainable(
+        part, **part_cfg.values(check_trainable)).says.endswith("those that unfrozen_parameters names")
     part.get_input_embeddings().requires_grad_(True)
     assert "1 parameters are trained that unfrozen_parameters does not name" in says(part, part_cfg)
     part.requires_grad_(False)
@@ -82,7 +83,7 @@ def test_vocabulary(tokenizer, base):
 def test_special_tokens(dead, data, tokenizer):
     def look(**more):
         cfg = small(**{"method": "lora"} | more)
-        return check_special_tokens(load_model(cfg, tokenizer), tokenizer, data, cfg)
+        return check_special_tokens(load_model(cfg, tokenizer), tokenizer, data, **cfg.values(check_special_tokens))
     assert look() is None
     assert look(model=dead).status == "fail" and "<|im_end|>" in str(look(model=dead).fix)
     assert look(model=dead, train_tokens="<|im_end|>") is None
@@ -111,4 +112,4 @@ def test_untrained_rows_by_either_sign():
 
 def test_special_tokens_that_cannot_be_told(data, tokenizer, monkeypatch):
     monkeypatch.setattr(model_checks, "untrained", lambda *args, **kwargs: None)
-    assert check_special_tokens(load_model(small(), tokenizer), tokenizer, data, small()).status == "skipped"
+    assert check_special_tokens(load_model(small(), tokenizer), tokenizer, data).status == "skipped"

@@ -61,12 +61,12 @@ def test_rows(check, wrong):
     ("falcon", dict(alibi=False, max_position_embeddings=60), 60), ("jamba", dict(max_position_embeddings=60), None),
     ("gemma3", dict(text_config=dict(max_position_embeddings=60)), 60), ("rwkv", dict(context_length=60), None)])
 def test_rows_longer_than_the_positions_of_a_model(data, kind, more, limit):
-    found = check_row_lengths(data, AutoConfig.for_model(kind, **more), small())
+    found = check_row_lengths(data, AutoConfig.for_model(kind, **more))
     assert (found is None) == (limit is None)
     if not limit: return
     assert found.status == "fail" and "rows are longer than the 60 positions of tiny" in found.says
     assert "max_length=60" in str(found.fix)
-    assert check_row_lengths(prepare(small(max_length=60)), AutoConfig.for_model(kind, **more), small()) is None
+    assert check_row_lengths(prepare(small(max_length=60)), AutoConfig.for_model(kind, **more)) is None
 
 
 def test_ends():
@@ -130,12 +130,12 @@ def test_pad(tokenizer):
 
 def test_prompts(data, tokenizer):
     other = copy.deepcopy(tokenizer)
-    assert check_prompts(data, small()).status == "ok"
+    assert check_prompts(data).status == "ok"
     other.chat_template = other.chat_template.replace("assistant\\n", "assistant: ")
-    assert check_prompts(replace(data, tokenizer=other), small()).status == "fail"
-    assert check_prompts(data, small(train_on_prompt=True)).status == "skipped"
+    assert check_prompts(replace(data, tokenizer=other)).status == "fail"
+    assert check_prompts(data, train_on_prompt=True).status == "skipped"
     text = small(task="chat")
-    assert check_prompts(prepare(text, tokenizer, train=[dict(text="Only text.")]), text).status == "skipped"
+    assert check_prompts(prepare(text, tokenizer, train=[dict(text="Only text.")])).status == "skipped"
 
 
 def test_prompts_of_several_turns(tokenizer):
@@ -144,10 +144,10 @@ def test_prompts_of_several_turns(tokenizer):
         turns = (("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))
         return [dict(role=role, content=f"{text} {k}") for role, text in turns]
     made = prepare(cfg, tokenizer, train=[dict(messages=talk(k)) for k in range(3)])
-    assert "6 answers" in check_prompts(made, cfg).says
+    assert "6 answers" in check_prompts(made).says
     ids = [i[:-8] + [7] + i[-7:] for i in made.train.tokens["input_ids"]]   # in front of the second answer
     broken = tokens(ids, list(made.train.tokens["labels"]))
-    assert check_prompts(replace(made, train=replace(made.train, tokens=broken)), cfg).says.startswith(
+    assert check_prompts(replace(made, train=replace(made.train, tokens=broken))).says.startswith(
         "3 of the first rows")
 
 
@@ -158,12 +158,12 @@ def test_prompts_of_several_turns(tokenizer):
 ], ids=str)
 def test_a_figure_that_answers_do_not_have_is_noticed_before_the_training(tokenizer, how, rows, named, instead):
     made = prepare(small(eval_samples=4, **how), tokenizer, train=rows, eval=rows and rows[:4])
-    found = check_best_figure(made, replace(made.cfg, metric_for_best_model=named))
+    found = check_best_figure(made, metric_for_best_model=named)
     assert found.status == "warn" and found.fix == edit(metric_for_best_model=instead)
     for known in ("loss", "answered", "ended", instead):
-        assert check_best_figure(made, replace(made.cfg, metric_for_best_model=known)) is None, known
+        assert check_best_figure(made, metric_for_best_model=known) is None, known
     none = prepare(small(eval_samples=0, **how), tokenizer, train=rows)
-    assert check_best_figure(none, replace(none.cfg, metric_for_best_model=named)) is None
+    assert check_best_figure(none, metric_for_best_model=named) is None
 
 
 
@@ -190,20 +190,21 @@ def test_the_figure_is_looked_for_in_the_first_held_out_row_that_is_kept(tokeniz
     (tmp_path/"eval.jsonl").write_text("\n".join(lines))
     made = prepare(small(task="chat", eval_file=(str(tmp_path/"eval.jsonl"),), on_bad_row="drop"), tokenizer,
                    train=[dict(question="a", answer="b")] * 4)
-    assert check_best_figure(made, replace(made.cfg, metric_for_best_model="f1")) is None
-    found = check_best_figure(made, replace(made.cfg, metric_for_best_model="f2"))
+    assert check_best_figure(made, metric_for_best_model="f1") is None
+    found = check_best_figure(made, metric_for_best_model="f2")
     assert found.status == "warn"
-    chooses = replace(made.cfg, metric_for_best_model="f2", load_best_model_at_end=True)
-    assert check_best_figure(made, chooses).status == "fail"   # or the first checkpoint would end the training
+    found_by_choice = check_best_figure(made, metric_for_best_model="f2", load_best_model_at_end=True)
+    assert found_by_choice.status == "fail"   # or the first checkpoint would end the training
     assert found.fix == edit(metric_for_best_model="f1")
 
 
 def test_rows_without_a_prompt_have_no_answers_to_rank_checkpoints_by(tokenizer):
     rows = [dict(text=f"Some text of {k} words.") for k in range(6)]
     made = prepare(small(task="chat"), tokenizer, train=rows, eval=rows[:2])
-    found = check_best_figure(made, replace(made.cfg, metric_for_best_model="f1"))
+    found = check_best_figure(made, metric_for_best_model="f1")
     assert "no prompt to answer" in found.says and found.fix == edit(metric_for_best_model="loss")
-    assert check_best_figure(made, load_config(metric_for_best_model="perplexity")) is None   # it becomes loss
+    loss = load_config(metric_for_best_model="perplexity").metric_for_best_model
+    assert check_best_figure(made, metric_for_best_model=loss) is None
 
 
 def test_no_figure_is_refused_where_a_task_cannot_score_an_empty_answer(data):
@@ -213,7 +214,7 @@ def test_no_figure_is_refused_where_a_task_cannot_score_an_empty_answer(data):
         def score(self, text, row): raise ZeroDivisionError
     odd = replace(data, task=Odd())
     assert data.eval is not None
-    assert check_best_figure(odd, replace(data.cfg, metric_for_best_model="mine")) is None
+    assert check_best_figure(odd, metric_for_best_model="mine") is None
 
 
 def test_the_data_report_is_taken_over(data):

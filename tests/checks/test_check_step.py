@@ -25,14 +25,14 @@ def seen(data): return Evidence(Workbench(small(**learner()), data=data))
 
 
 def test_loss():
-    def look(loss, **more): return check_loss(FirstStep(loss, {}, 1, 1.), 768, small(**more)).status   # ln(768) is 6.64
+    def look(loss, **more): return check_loss(FirstStep(loss, {}, 1, 1.), 768, **more).status   # ln(768) is 6.64
     found = [look(x) for x in (2., 6.3, 7.7, 13.4, 0., float("nan"), float("inf"))]
     assert found == ["ok", "warn", "warn", "fail", "fail", "fail", "fail"]
     assert [look(x, init="random") for x in (6.7, 7.7, 13.4, 0.)] == ["ok", "warn", "warn", "fail"]
 
 
 def test_the_toy_has_no_other_tokenizer_to_propose():
-    def fix(**more): return check_loss(FirstStep(7.7, {}, 1, 1.), 768, small(**more)).fix.says("shell")
+    def fix(**more): return check_loss(FirstStep(7.7, {}, 1, 1.), 768, **more).fix.says("shell")
     assert fix(model="tiny") == "a --model trained on such text"
     assert fix(model="gpt2").startswith("the --tokenizer that this --model was trained with, or")
 

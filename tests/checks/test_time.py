@@ -88,11 +88,11 @@ def test_a_batch_is_scored_once_before_any_step():
 
 def test_steps_end_with_the_time():
     model = torch.nn.Linear(1, 1)
-    how = dict(optimizer=torch.optim.SGD(model.parameters(), lr=.1), before=7.)
+    how = dict(optimizer=torch.optim.SGD(model.parameters(), lr=.1), before=7., **small().values(learn_some))
     def loss(batch): return model(torch.ones(1, 1)).square().sum()
     def score(batch): return float(loss(batch).detach())
-    done = learn_some(model, loss, score, {}, small(), seconds=0., **how)
-    assert (done.steps, done.before) == (3, 7.) and learn_some(model, loss, score, {}, small(), **how).steps == 10
+    done = learn_some(model, loss, score, {}, seconds=0., **how)
+    assert (done.steps, done.before) == (3, 7.) and learn_some(model, loss, score, {}, **how).steps == 10
 
 
 def test_only_where_all_parts_together_are_off_is_each_measured():

@@ -11,7 +11,8 @@ from sft_nb.evaluation.generations import Answer, check_metrics, own_figures, pa
 from sft_nb.evaluation.evaluate import Evaluation, evaluate
 from sft_nb.evaluation.statistics import detectable, Difference, difference, power, rows_needed
 from sft_nb.evaluation.sweep import sweep, Sweep
-from sft_nb.evaluation.verdict import compare, decide
+from sft_nb.evaluation.verdict import decide
+from sft_nb.extras.compare import compare
 from sft_nb.tasks.core import task
 from sft_nb.tasks.metrics import measure_answers
 from sft_nb.training.train import train
@@ -190,7 +191,7 @@ def test_two_models_are_compared_on_the_rows_that_both_were_asked(monkeypatch):
     fewer = replace(b, answers=b.answers[1:])
     made = dict(a=Evaluation("a", "adapter", a, a, "loss"),
                 b=Evaluation("b", "adapter", fewer, fewer, "loss", left_out={"longer than max_length 64": 1}))
-    monkeypatch.setattr("sft_nb.evaluation.verdict.evaluate", lambda what, **how: made[what])
+    monkeypatch.setattr("sft_nb.extras.compare.evaluate", lambda what, **how: made[what])
     both = compare("a", "b")
     assert both.a.tuned.n == both.b.tuned.n == both.difference.n == 2
     assert both.a.left_out == {"left out by the other": 1}

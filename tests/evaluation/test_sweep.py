@@ -18,8 +18,10 @@ from sft_nb.evaluation.evaluate import evaluate, make_evaluator, BaseAndTuned
 from sft_nb.evaluation.perplexity import Forgetting
 from sft_nb.proof.merge import merge
 from sft_nb.evaluation.statistics import Difference, difference, pick, power
-from sft_nb.evaluation.sweep import _score_mixed, compare_with_lowest_loss, checkpoints_of, CheckpointSwapper, sweep
-from sft_nb.evaluation.verdict import compare, decide, SEEN, verdict
+from sft_nb.extras import sweeps
+from sft_nb.evaluation.sweep import compare_with_lowest_loss, checkpoints_of, CheckpointSwapper, sweep
+from sft_nb.evaluation.verdict import decide, SEEN, verdict
+from sft_nb.extras.compare import compare
 from sft_nb.runs.checkpoint import best_steps, keep_score, scored_steps
 from sft_nb.runs.directory import Run
 from sft_nb.runs.checkpoint import write_checksums
@@ -81,9 +83,11 @@ def test_a_sweep_says_what_evaluations_say(run, swept):
     assert "<table" in swept._repr_html_()
 
 
-def test_all_checkpoints_in_one_batch_say_the_same(run, swept):
+def test_all_checkpoints_in_one_batch_say_the_same(run, swept, monkeypatch):
     examiner = make_evaluator(run, reuse=False, **FEW)
-    mixed = _score_mixed(examiner, CheckpointSwapper(examiner.bench, checkpoints_of(run)[0]), checkpoints_of(run))
+    assert sweeps.score_mixed(examiner, None, checkpoints_of(run)) is None   # on a CPU it would be no faster
+    monkeypatch.setattr(sweeps, "mix_adapters", lambda *args: (True, "as on a GPU"))
+    mixed = sweeps.score_mixed(examiner, CheckpointSwapper(examiner.bench, checkpoints_of(run)[0]), checkpoints_of(run))
     assert {name: s.answers for name, s in mixed.items()} == \
         {name: s.answers for name, s in dict(base=swept.base, **swept.checkpoints).items()}
 
@@ -212,7 +216,7 @@ def test_a_verdict_takes_the_pick_of_the_sweep_and_a_comparison_the_same_rows(ru
         make_evaluator(run, cluster="meeting", **FEW)
     assert set(make_evaluator(run, cluster="row", **FEW).questions.clusters) == {""}
     other = [same.a, evaluate(run, eval_samples=5, progress=False)]
-    with patch("sft_nb.evaluation.verdict.evaluate", side_effect=other):
+    with patch("sft_nb.extras.compare.evaluate", side_effect=other):
         with pytest.raises(ConfigError, match="and not the same ones"): compare("a", "b")
 
 

@@ -10,7 +10,8 @@ from sft_nb.evaluation.evaluate import Evaluation, evaluate, Evaluator
 from sft_nb.evaluation.generations import make_questions, score_generations
 from sft_nb.evaluation.sweep import sweep, Sweep
 from sft_nb.evaluation.trivial import Baselines, find_trivial, trivial_answers
-from sft_nb.evaluation.verdict import compare, Comparison, decide, verdict
+from sft_nb.evaluation.verdict import decide, verdict
+from sft_nb.extras.compare import compare, Comparison
 from sft_nb.model.generation import Generation
 from sft_nb.panels.evaluation import EvalState
 from sft_nb.tasks.core import task_of
@@ -162,7 +163,8 @@ def test_the_base_is_asked_again_with_examples_and_both_gains_are_shown(trained,
     talks = [[dict(role="user", content=f"Premise {k}"), dict(role="assistant", content=label)]
              for k, label in enumerate(LABELS)]
     training = [(dict(messages=talk), talk) for talk in talks]
-    monkeypatch.setattr("sft_nb.evaluation.evaluate.training_rows", lambda target: training)
+    for module in ("evaluation.evaluate", "extras.few_shot"):
+        monkeypatch.setattr(f"sft_nb.{module}.training_rows", lambda target: training)
     says |= {"base, ": lambda talk: "entailment", "base": lambda talk: "The premise says so.",
              "tuned": lambda talk: talk[-1]["content"]}
     files = dict(eval_file=str(rows), eval_samples=180, task="classify", progress=False)

@@ -7,7 +7,7 @@ from learner import small
 from safetensors.torch import load_file
 
 from sft_nb.base.report import ConfigError
-from sft_nb.evaluation.sweep import follow, Follower
+from sft_nb.extras.sweeps import follow, Follower
 from sft_nb.runs.checkpoint import keep_score, mark_followed
 from sft_nb.runs.directory import Run
 from sft_nb.training import trainer as trainers   # the module

@@ -23,7 +23,7 @@ from sft_nb.model.loss import add_product, add_supervised_loss, adds_to_float32
 from sft_nb.model.precision import adapters_to_float32
 from sft_nb.model.finetuning.checkpointing import (
     ATTENTION, OnDevice, OnHost, offload_saved_tensors, recompute_layers, recompute_parts)
-from sft_nb.model import generate as generation
+from sft_nb.extras import cuda_graphs
 from sft_nb.model.generation import Decoder
 from sft_nb.extras.fsdp import shard, whole_weights
 from sft_nb.training.guards import own_part
@@ -293,7 +293,7 @@ def test_a_step_that_is_recorded_writes_the_same_tokens(kind, dtype, monkeypatch
     prompts = [row.tolist() for row in rows()[0].cpu().split([5, 100, 1, 60, 33, 20, 145])]
     got, decoder = decoded(m, prompts, max_new_tokens=60, batch_size=3)
     assert decoder.replays
-    monkeypatch.setattr(generation, "_RECORDED_ON", ())
+    monkeypatch.setattr(cuda_graphs, "RECORDED_ON", ())
     want, _ = decoded(m, prompts, max_new_tokens=60, batch_size=3)
     if dtype == torch.float32: assert got == want
     else: assert sum(a[0] == b[0] for a, b in zip(got, want)) >= 5   # near ties may fall the other way
@@ -303,10 +303,10 @@ def test_a_step_that_is_recorded_writes_the_same_tokens(kind, dtype, monkeypatch
 def test_what_waits_is_not_recorded_and_the_card_is_as_before():
     x, state = torch.randn(8, device="cuda"), torch.cuda.get_rng_state()
     with pytest.raises(RuntimeError, match="synchroniz"):
-        generation.record_graph(lambda: x.sum().item(), x.device)
+        cuda_graphs.record_graph(lambda: x.sum().item(), x.device)
     assert torch.cuda.get_sync_debug_mode() == 0 and not torch.cuda.is_current_stream_capturing()
     assert torch.equal(torch.cuda.get_rng_state(), state) and torch.randn(8, device="cuda").isfinite().all()
-    twice = generation.record_graph(lambda: x.mul_(2).sum(), x.device)   # run once, recorded, and replayed below
+    twice = cuda_graphs.record_graph(lambda: x.mul_(2).sum(), x.device)   # run once, recorded, and replayed below
     before = x.sum()
     assert torch.allclose(twice(), 2 * before) and torch.allclose(twice(), 4 * before)
     assert torch.dropout(x, .5, True).isfinite().all()

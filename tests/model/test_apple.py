@@ -13,7 +13,7 @@ from sft_nb.config.load import load_config
 from sft_nb.model import loss
 from sft_nb.model.hardware import choose_device, choose_dtype, find_hardware, free_memory, this_device
 from sft_nb.evaluation import perplexity
-from sft_nb.tokens.pipeline import _worker_count
+from sft_nb.extras.workers import _worker_count
 from sft_nb.training.arguments import training_arguments
 from sft_nb.training.guards import weight_norms
 from sft_nb.training.recorder import peak_memory_gib

@@ -21,7 +21,7 @@ from sft_nb.extras.packed_experts import packed_experts, restore_experts
 from sft_nb.model.experts import balance_loss_of, balance_weight, expert_parameters
 from sft_nb.model.load import auto_class, load_base, quiet
 from sft_nb.model.loss import add_supervised_loss
-from sft_nb.model.finetuning.own_model import read_lora_settings
+from sft_nb.extras.own_model import read_lora_settings
 from sft_nb.base.report import ConfigError, SftError
 from sft_nb.proof.merge import merge_weights
 from sft_nb.runs.directory import Run
@@ -117,7 +117,7 @@ def test_parameters_alone(tokenizer):
     assert {name: again[name] for name in how} == how
     with pytest.raises(ConfigError, match="it is none, and lora_target_parameters names nothing"):
         adapted("qwen3_moe", tokenizer, lora_target_modules=("none",))
-    assert check_reach(model, load_config(method="lora", **how)).status == "ok"   # as requested
+    assert check_reach(model, method="lora", lora_target_modules=("none",)).status == "ok"   # as requested
 
 
 def test_a_word_that_means_nothing_is_answered_with_those_of_experts_too(tokenizer):
@@ -172,7 +172,7 @@ def test_names_that_no_expert_has(tokenizer):
 
 def test_attention_alone_leaves_the_experts_out_which_is_reported(tokenizer):
     few = load_config(method="lora", lora_target_modules=("attention",))
-    found = check_reach(add_adapter(base("qwen3_moe"), tokenizer, few), few)
+    found = check_reach(add_adapter(base("qwen3_moe"), tokenizer, few), **few.values(check_reach))
     assert found.status == "warn" and "experts.gate_up_proj" in found.says
     assert str(found.fix) == "lora_target_modules=('all-linear',)"
 
@@ -182,11 +182,11 @@ def test_a_state_space_model_trains_and_the_fix_for_its_projections_works(kind, 
     "Their kernels take the weight of out_proj, past an adapter beside it; trained in full, it is reached"
     cfg = load_config(method="lora")
     model = add_adapter(base(kind), tokenizer, cfg)
-    found = check_reach(model, cfg)
+    found = check_reach(model, **cfg.values(check_reach))
     assert found.status == "warn" and str(found.fix) == "modules_to_save=('out_proj',)"
     cfg = load_config(method="lora", modules_to_save=("out_proj",))
     model = add_adapter(base(kind), tokenizer, cfg)
-    assert check_reach(model, cfg).status == "ok"
+    assert check_reach(model, **cfg.values(check_reach)).status == "ok"
     ids = torch.arange(3, 23)[None]
     model(ids, labels=ids).loss.backward()
     assert [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
@@ -217,10 +217,10 @@ PACKED = ["qwen3_moe", "gpt_oss", "nemotron_h", "aria_text"]   # gate and up; bi
 @pytest.mark.parametrize("double", [True, False])
 def test_packed_experts_compute_what_their_numbers_do(kind, dtype, double, tokenizer, tmp_path):
     "To the last digit, in both directions, with all of a layer's experts at a time and with one"
-    packed, cfg = in_4_bits(tmp_path, tokenizer, kind, dtype, bnb_4bit_use_double_quant=double)
+    packed, _ = in_4_bits(tmp_path, tokenizer, kind, dtype, bnb_4bit_use_double_quant=double)
     plain = copy.deepcopy(packed)
     restore_experts(plain, getattr(torch, dtype))
-    assert packed_experts(packed) and not packed_experts(plain) and check_packed(packed, cfg).status == "ok"
+    assert packed_experts(packed) and not packed_experts(plain) and check_packed(packed, method="qlora").status == "ok"
     for ours, theirs in zip(pass_through(packed), pass_through(plain)): assert torch.equal(ours, theirs)
 
 
@@ -268,15 +268,15 @@ def test_lora_beside_packed_experts(kind, tokenizer, tmp_path):
     ("qwen3_moe", dict(load_in_8bit=True), "is stored in 8 bits, but not mlp.experts", "load_in_8bit=False")])
 def test_experts_that_stay_in_16_bits_are_reported(kind, how, says, fix, tokenizer, tmp_path):
     packed, cfg = in_4_bits(tmp_path, tokenizer, kind, **how)
-    found = check_packed(packed, cfg)
+    found = check_packed(packed, method="qlora")
     assert found.status == "warn" and re.search(says, found.says) and str(found.fix) == fix
 
 
 def test_a_base_whose_layers_are_others_than_linear_ones_is_reported(tokenizer, tmp_path):
     "Falcon's inherit from `nn.Linear`, and bitsandbytes replaces that class alone; a vision tower is left as it is"
-    found = check_packed(*in_4_bits(tmp_path/"falcon", tokenizer, "falcon"))
+    found = check_packed(in_4_bits(tmp_path/"falcon", tokenizer, "falcon")[0], method="qlora")
     assert found.status == "warn" and found.says.startswith("0.0% of the base") and str(found.fix) == "method='lora'"
-    found = check_packed(*in_4_bits(tmp_path/"got_ocr2", tokenizer, "got_ocr2"))
+    found = check_packed(in_4_bits(tmp_path/"got_ocr2", tokenizer, "got_ocr2")[0], method="qlora")
     assert found.status == "ok" and not found.says.startswith("100")
 
 
@@ -299,7 +299,7 @@ def no_extras(monkeypatch):
 
 def test_without_the_extras_experts_stay_in_16_bits_and_routers_too(no_extras, tokenizer, tmp_path):
     plain, cfg = in_4_bits(tmp_path/"base", tokenizer, "qwen3_moe")
-    found = check_packed(plain, cfg)
+    found = check_packed(plain, method="qlora")
     assert found.status == "warn" and found.says.endswith("sft_nb.extras, which packs experts, is missing")
     layer = plain.model.layers[0]
     assert layer.self_attn.q_proj.weight.dtype == torch.uint8 and layer.mlp.gate.weight.dtype == torch.float32

@@ -14,7 +14,8 @@ from transformers import (
 from sft_nb.config.load import load_config
 from sft_nb.tokens.tokenizer import load_tokenizer, model_path
 from sft_nb.tokens.encode import encode, encode_prompts, end_ids
-from sft_nb.model import generate as generation
+from sft_nb.extras import cuda_graphs
+from sft_nb.model import generation
 from sft_nb.model.generation import continue_tokens, Decoder, choose_decoding, generate, reads_padding
 from sft_nb.batches.layout import rows_stay_apart
 from sft_nb.model.attention import register_varlen
@@ -209,15 +210,15 @@ def record_operations(step, device):
 
 
 def without_recording(*args, **how):
-    with patch.object(generation, "_RECORDED_ON", ()): return alone(*args, **how)
+    with patch.object(cuda_graphs, "RECORDED_ON", ()): return alone(*args, **how)
 
 
 @pytest.fixture
 def recorded(monkeypatch):
     "Record steps here too; returns their number"
     times = []
-    monkeypatch.setattr(generation, "_RECORDED_ON", ("cpu",))
-    monkeypatch.setattr(generation, "record_graph", lambda *args: times.append(1) or record_operations(*args))
+    monkeypatch.setattr(cuda_graphs, "RECORDED_ON", ("cpu",))
+    monkeypatch.setattr(cuda_graphs, "record_graph", lambda *args: times.append(1) or record_operations(*args))
     return times
 
 
@@ -284,7 +285,7 @@ def test_a_recorded_step_is_compared_without_masked_scores(tokenizer, recorded, 
     model.get_output_embeddings().register_forward_hook(
         lambda module, args, scores: scores.index_fill(-1, torch.tensor([5]), -3e38))
     def record(step, device): return lambda: step() + shift[0] * torch.randn(512)
-    monkeypatch.setattr(generation, "record_graph", record)
+    monkeypatch.setattr(cuda_graphs, "record_graph", record)
     for shift[0], same in ((0., True), (1., False)):
         decoder = Decoder(model, tokenizer, max_new_tokens=20, batch_size=2)
         with torch.no_grad(): dict(decoder.answers(PROMPTS))
@@ -301,7 +302,7 @@ def test_a_step_that_cannot_be_recorded_is_run(why, tokenizer, recorded, monkeyp
         if why == "waits": raise RuntimeError("called a synchronizing CUDA operation")
         if why == "out of memory": raise torch.OutOfMemoryError("CUDA out of memory")
         return lambda: step() + 1
-    monkeypatch.setattr(generation, "record_graph", record)
+    monkeypatch.setattr(cuda_graphs, "record_graph", record)
     decoder = Decoder(model, tokenizer, max_new_tokens=20, batch_size=2)
     with torch.no_grad(): got = dict(decoder.answers(PROMPTS))
     assert [got[i] for i in range(6)] == want and tried == [1] and not decoder.replays
@@ -325,12 +326,12 @@ def test_what_is_recorded_in_part_or_not_at_all(tokenizer, recorded):
 def test_rows_in_fixed_places_survive_out_of_memory(tokenizer, recorded, monkeypatch):
     model, calls = small_model(kind=Qwen3Config), []
     want = without_recording(model, tokenizer, PROMPTS, max_new_tokens=20)
-    real = generation.StaticRows.scores
+    real = cuda_graphs.StaticRows.scores
     def scores(self):
         calls.append(len(self.rows))
         if len(calls) == 9: raise torch.OutOfMemoryError("CUDA out of memory")
         return real(self)
-    monkeypatch.setattr(generation.StaticRows, "scores", scores)
+    monkeypatch.setattr(cuda_graphs.StaticRows, "scores", scores)
     decoder = Decoder(model, tokenizer, max_new_tokens=20, batch_size=4)
     with torch.no_grad(): got = dict(decoder.answers(PROMPTS))
     assert [got[i] for i in range(6)] == want and decoder.most < 4
@@ -338,8 +339,8 @@ def test_rows_in_fixed_places_survive_out_of_memory(tokenizer, recorded, monkeyp
 
 def test_places_that_are_full_are_made_larger(tokenizer, recorded, monkeypatch):
     "Rows go on where they were, and those that wait move in"
-    monkeypatch.setattr(generation, "_ROOM", 6)
-    monkeypatch.setattr(generation.StaticRows, "__init__", with_exact_length(generation.StaticRows.__init__))
+    monkeypatch.setattr(cuda_graphs, "_ROOM", 6)
+    monkeypatch.setattr(cuda_graphs.StaticRows, "__init__", with_exact_length(cuda_graphs.StaticRows.__init__))
     model = small_model(kind=Qwen3Config)
     model.generation_config.eos_token_id = [*range(7, 512, 12)]
     want = without_recording(model, tokenizer, PROMPTS, max_new_tokens=24)

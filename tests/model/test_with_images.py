@@ -16,7 +16,7 @@ from sft_nb.config.load import load_config
 from sft_nb.model.adapter import load_model, name_base, target_modules, text_path
 from sft_nb.model.load import auto_class, load_base, load_shape
 from sft_nb.model.loss import add_supervised_loss, causal_lm
-from sft_nb.model.finetuning.own_model import read_lora_settings
+from sft_nb.extras.own_model import read_lora_settings
 from sft_nb.planning.memory import skeleton
 from sft_nb.base.report import ConfigError, Report
 from sft_nb.proof.merge import merge
@@ -46,7 +46,7 @@ def test_only_the_language_model_is_adapted_under_the_names_of_the_published_cla
     trained = [n for n, p in model.named_parameters() if p.requires_grad]
     assert trained and all(n.startswith(f"base_model.model.{INSIDE[kind]}.") for n in trained)
     assert not any("router" in n or "vision" in n or "lm_head" in n for n in trained)
-    assert f"all of them in {INSIDE[kind]}: rows are text" in check_trainable(model, cfg).says
+    assert f"all of them in {INSIDE[kind]}: rows are text" in check_trainable(model, **cfg.values(check_trainable)).says
     planned = [n for n, p in skeleton(cfg, tokenizer).named_parameters() if p.requires_grad]
     assert sorted(planned) == sorted(trained)
     assert add_supervised_loss(model)   # the head is known
@@ -54,7 +54,7 @@ def test_only_the_language_model_is_adapted_under_the_names_of_the_published_cla
     with torch.no_grad():
         for n, p in model.named_parameters():
             if "lora_B" in n: p.normal_(std=.1)
-    name_base(model, cfg)
+    name_base(model, cfg.model, **cfg.values(name_base))
     model.save_pretrained(tmp_path/"adapter")
     by_name = json.loads((tmp_path/"adapter/adapter_config.json").read_text())["task_type"] == "CAUSAL_LM"
     assert by_name == (kind == "gemma3")
@@ -88,7 +88,7 @@ def test_full_training_leaves_the_tower_alone(tmp_path, tokenizer):
     model = load_model(cfg, tokenizer)
     frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
     assert frozen and all("vision_tower" in n or "projector" in n for n in frozen)
-    assert check_trainable(model, cfg).status == "ok"
+    assert check_trainable(model, **cfg.values(check_trainable)).status == "ok"
 
 
 def test_random_weights_of_a_config_in_parts(tmp_path, tokenizer):

@@ -134,7 +134,8 @@ def test_scores_show_bars_and_words(evaluation):
 
 
 def test_a_verdict_is_a_badge(evaluation):
-    from sft_nb.evaluation.verdict import Comparison, decide
+    from sft_nb.evaluation.verdict import decide
+    from sft_nb.extras.compare import Comparison
     said = decide(evaluation.difference)
     both = Comparison(evaluation, evaluation, evaluation.difference)
     assert f"– {said.says}" in said._repr_html_() and str(said.difference) in said._repr_html_()

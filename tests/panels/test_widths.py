@@ -64,8 +64,7 @@ def test_nothing_sticks_out_of_a_phone_and_everything_has_a_name(panels, browser
         screenshots.show_panel(page, made, "dark" if state == "running" else "light")
         for width in (390, 800, 1440) if state == "full" else (390,):
             page.set_viewport_size(dict(width=width, height=900))
-            page.wait_for_timeout(300)
-            assert page.evaluate(WIDE) == [], (state, width)
+            assert _wait(page, WIDE, []), (state, width, page.evaluate(WIDE))
             assert page.evaluate(UNNAMED) == [], state
             assert "None" not in re.split(r"\W+", page.locator(".sft-panel").inner_text())
         page.close()
@@ -113,17 +112,11 @@ def test_a_run_that_trains_on_while_the_tab_is_closed_is_followed_when_it_is_ope
         again = browser.new_page()
         screenshots.show_panel(again, panel)
         again.get_by_text(re.compile(r"training \d+ of|at step")).first.wait_for()
-        for _ in range(100):
-            if panel.state.step > step: break
-            again.wait_for_timeout(100)
-        assert panel.state.step > step
+        assert _wait(again, lambda: panel.state.step > step)
         again.get_by_text(f"{panel.state.step:,}", exact=True).first.wait_for()
         live.set_status("finished")
-    for _ in range(100):
-        if not panel.follower.is_alive(): break
-        again.wait_for_timeout(100)
+    assert _wait(again, lambda: not panel.follower.is_alive())
     again.get_by_text("finished").first.wait_for()
-    assert not panel.follower.is_alive()
     again.close()
 
 
@@ -148,11 +141,18 @@ OPERATE = """(k) => {
 READ_LATER = {"prompt", "system prompt", "tokens at most", "temperature", "top-p", "seed"}
 
 
-def _wait(page, holds, seconds=5):
+def _wait(page, holds, value=True, seconds=60):
+    "Messages and drawings come when they come: True as soon as a function, or a script of the page, gives the value"
     for _ in range(50 * seconds):
-        if holds(): return True
+        if (page.evaluate(holds) if isinstance(holds, str) else bool(holds())) == value: return True
         page.wait_for_timeout(20)
     return False
+
+
+def _wait_until_drawn(page):
+    "The page has as many elements as 100 ms ago"
+    seen = -1
+    while seen != (seen := page.locator(".sft-panel *").count()): page.wait_for_timeout(100)
 
 
 def _is_bound(control)->bool:
@@ -167,7 +167,7 @@ def test_every_control_sends_a_message_that_is_handled(panels, browser, name):
     panel._receive_event = lambda _, message, buffers: got.append(message)   # nothing is done, so nothing changes
     page = browser.new_page(viewport=dict(width=1000, height=900))
     screenshots.show_panel(page, panel)
-    page.wait_for_timeout(200)
+    _wait_until_drawn(page)
     heard = set()
     controls = page.locator(".sft-panel").locator("button, input, select, textarea")
     for k in range(controls.count()):
@@ -209,7 +209,7 @@ def test_the_keyboard_reaches_everything_and_shows_where_it_is(panels, browser, 
     panel = panels[name]["full"]()
     page = browser.new_page(viewport=dict(width=1000, height=900))
     screenshots.show_panel(page, panel)
-    page.wait_for_timeout(200)
+    _wait_until_drawn(page)
     wanted = page.locator(".sft-panel").locator(
         "button:enabled, input:enabled, select:enabled, textarea:enabled, [tabindex='0']").count()
     page.evaluate("window.reached = new Set(), 0")

@@ -7,7 +7,8 @@ from sft_nb.config.load import load_config
 from sft_nb.model import hardware, load
 from sft_nb.model.adapter import method_of_earlier
 from sft_nb.model.hardware import DEVICES
-from sft_nb.planning.plan import plan, resolve
+from sft_nb.planning.plan import plan
+from sft_nb.workbench import resolve
 from sft_nb.planning.search import FREE_BESIDE_16_BITS
 from sft_nb.base.report import ConfigError, SftError
 from sft_nb.tokens.prepare import prepare

@@ -12,7 +12,7 @@ from sft_nb.checks.preflight import preflight
 from sft_nb.config.load import load_config
 from sft_nb.model.hardware import DEVICES, find_device, find_hardware
 from sft_nb.planning.memory import skeleton
-from sft_nb.planning.plan import plan, resolve, without_plan
+from sft_nb.planning.plan import plan, with_plan, without_plan
 from sft_nb.planning.search import _READ_BY_SKELETON, Planner, RowLengths
 from sft_nb.base.report import ConfigError, SftError, edit
 from sft_nb.runs.directory import create_run, open_run
@@ -21,7 +21,7 @@ from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.tokenizer import load_tokenizer
 from sft_nb.training.arguments import training_arguments
 from sft_nb.training.train import train
-from sft_nb.workbench import Workbench
+from sft_nb.workbench import Workbench, resolve
 
 QWEN3_4B = dict(vocab_size=151_936, hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, head_dim=128,
                 num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=262_144)
@@ -272,7 +272,7 @@ def test_the_format_that_a_processor_was_measured_in_stays(monkeypatch, tmp_path
     measure(.5)   # another machine, or a measurement gone wrong
     kept = Workbench(open_run(run.path).config, is_resolved=True)
     assert kept.hardware.dtype == torch.bfloat16 and training_arguments(kept.cfg, tmp_path).bf16
-    assert resolve(cfg, data)[0].dtype == "float32"
+    assert with_plan(cfg, plan(cfg, data)).dtype == "float32"
     measure(None)
     assert "dtype" not in plan(cfg, prepare(cfg)).settings
     assert plan(cfg, lengths=[64], device="h200-141gb").device.dtype == "bfloat16"

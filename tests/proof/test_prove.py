@@ -18,8 +18,10 @@ from transformers import AutoTokenizer
 
 from sft_nb.base.report import ConfigError, SftError
 from sft_nb.proof import prove as proving# the module
-from sft_nb.proof import folder_checks
-from sft_nb.proof.folder_checks import Folder, tokenizer_of
+from sft_nb.proof import folder as merged_folder
+from sft_nb.proof.folder import Expected, Folder
+from sft_nb.extras import folder_checks
+from sft_nb.extras.folder_checks import tokenizer_of
 from sft_nb.extras.gguf_checks import Gguf
 from sft_nb.extras.openai_client import RenderedPrompt, Server
 from sft_nb.tokens.tokenizer import ASSETS
@@ -411,7 +413,7 @@ def test_another_shape_in_a_config_is_named(served, change, says):
 
 
 def folder_shape_of(served, folder):
-    from sft_nb.proof.folder_checks import folder_shape
+    from sft_nb.extras.folder_checks import folder_shape
     served.prove(folder=served.merged)   # so that what is expected is known
     run, source = served.run, served.run.weights("adapter")
     x = proving.Expected(proving.Workbench(run.config, is_resolved=True), source, run.path, None)
@@ -478,14 +480,14 @@ def test_a_limit_that_is_less_than_the_runs_own_is_a_warning(served):
 def expected(served):
     bench, source = proving.Workbench(served.run.config, is_resolved=True), served.run.weights("adapter")
     reference = proving.answer_as_reference(bench, served.run, source, **FEW)
-    return folder_checks.Expected(bench, source, served.run.path, reference)
+    return Expected(bench, source, served.run.path, reference)
 
 
 def test_an_end_that_an_answer_holds_is_named(served, expected):
     "Even if it is a special token"
     first = expected.reference.tuned[0]
     r = replace(expected.reference, tuned=[replace(first, tokens=[0, *first.tokens])])
-    x = folder_checks.Expected(expected.bench, expected.source, expected.run, r)
+    x = Expected(expected.bench, expected.source, expected.run, r)
     assert folder_checks.compare_ends(x, "folder", [2, 0], "", "edit").is_broken
     assert not folder_checks.compare_ends(expected, "folder", [2, 0], "", "edit").is_broken
 
@@ -493,7 +495,7 @@ def test_an_end_that_an_answer_holds_is_named(served, expected):
 def test_an_answer_that_ends_elsewhere_is_named(served, expected):
     folder = served.copy("broken")
     edited(folder/"generation_config.json", eos_token_id=[2, expected.reference.tuned[0].tokens[1]])
-    stage = folder_checks.folder_answers(expected, Folder(folder))
+    stage = merged_folder.folder_answers(expected, Folder(folder))
     assert stage.is_broken and "the first ends elsewhere" in stage.finding.says, str(stage)
 
 
@@ -502,10 +504,10 @@ def test_another_text_is_a_fault_unless_two_tokens_nearly_tied(served, expected,
     first, *others = expected.reference.tuned
     first = replace(first, top=[{first.tokens[0]: -.1, 5: -.1 - lead}, *first.top[1:]])
     found = [replace(first, tokens=[5, *first.tokens[1:]], text="another"), *others]
-    monkeypatch.setattr(folder_checks, "answer_greedily", lambda *args, **how: found)
+    monkeypatch.setattr(merged_folder, "answer_greedily", lambda *args, **how: found)
     r = replace(expected.reference, tuned=[first, *others])
-    x = folder_checks.Expected(expected.bench, expected.source, expected.run, r)
-    stage = folder_checks.folder_answers(x, Folder(served.merged))
+    x = Expected(expected.bench, expected.source, expected.run, r)
+    stage = merged_folder.folder_answers(x, Folder(served.merged))
     assert stage.is_broken == is_broken
     assert ("no token nearly tied" if is_broken else "where two tokens nearly tie") in stage.finding.says
 
@@ -514,7 +516,7 @@ def test_one_destroyed_row_among_150000_is_named(tmp_path):
     from safetensors.torch import save_file
     torch.manual_seed(0)
     name, w = "model.embed_tokens.weight", torch.randn(151_936, 8)
-    x = folder_checks.Expected(None, None, None, None)
+    x = Expected(None, None, None, None)
     x.base = x.merged = {name: w}
     broken = w.clone()
     broken[140_000] = torch.randn(8)
@@ -638,7 +640,7 @@ def test_the_context_of_a_model_with_a_vision_tower_is_that_of_its_language_mode
     from types import SimpleNamespace
 
     from shapes import with_images
-    from sft_nb.proof.folder_checks import folder_context
+    from sft_nb.extras.folder_checks import folder_context
     shape = with_images("gemma3")
     expected = SimpleNamespace(bench=SimpleNamespace(shape=shape), reference=SimpleNamespace(longest_row_tokens=93))
     for n, status in ((512, "ok"), (64, "fail")):

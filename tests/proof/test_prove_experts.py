@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 from sft_nb.config.load import load_config
 from sft_nb.model.adapter import add_adapter
 from sft_nb.model.load import quiet
-from sft_nb.proof.folder_checks import Expected, Folder, _state_by_file_name, folder_weights
+from sft_nb.extras.folder_checks import folder_weights
+from sft_nb.proof.folder import Expected, Folder, _state_by_file_name
 from sft_nb.proof.merge import merge_weights
 
 LAYER = "model.layers.2.mlp."

@@ -9,7 +9,7 @@ from sft_nb.base.report import SftError
 from sft_nb.rows.settings import FORMATS
 from sft_nb.rows.readers import detect
 from sft_nb.rows.formats import to_messages
-from sft_nb.rows.tool_calls import call_flaws
+from sft_nb.extras.tool_calls import call_flaws
 
 WEATHER = dict(name="weather", description="d", parameters=dict(type="object"))
 TOOLS = [dict(type="function", function=WEATHER)]

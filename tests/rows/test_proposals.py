@@ -7,7 +7,7 @@ from sft_nb.config.load import load_config
 from sft_nb.base.report import ConfigError, SftError
 from sft_nb.rows.columns import ColumnRenamer, parse_fields
 from sft_nb.rows.readers import detect
-from sft_nb.rows.proposals import propose_fields
+from sft_nb.extras.proposals import propose_fields
 from sft_nb.rows.formats import to_messages
 from sft_nb.tokens.prepare import prepare
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from sft_nb.config.load import load_config
-from sft_nb.rows.tool_calls import argument_problem, call_flaws
+from sft_nb.extras.tool_calls import argument_problem, call_flaws
 from sft_nb.tokens.prepare import prepare
 
 SCHEMA = dict(type="object", required=["a"], properties=dict(a=dict(type="integer")))

@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 from sft_nb.config.load import load_config
 from sft_nb.base.report import SftError
 from sft_nb.tokens.encode import Encoder, encode, encode_prompts
-from sft_nb.tokens.template_cache import ConversationSplitter
+from sft_nb.extras.template_cache import ConversationSplitter
 from sft_nb.tokens.template import PROBE_CALL, Template
 from sft_nb.tokens.tokenizer import load_tokenizer
 from sft_nb.tokens.turns import end_of_answer, split_conversation, has_content

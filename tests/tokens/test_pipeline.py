@@ -16,7 +16,8 @@ from sft_nb.base.report import SftError
 from sft_nb.rows.settings import FORMATS
 from sft_nb.tasks.chat import Chat
 from sft_nb.tasks.core import task_of
-from sft_nb.tokens import conversations, pipeline, template_cache
+from sft_nb.extras import template_cache, workers
+from sft_nb.tokens import conversations
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.pipeline import Reader
 from sft_nb.tokens.template import Template
@@ -185,9 +186,9 @@ def test_a_task_of_a_notebook_works_in_other_processes(tokenizer, small_blocks):
 def test_a_bad_row_is_the_same_error_wherever_it_is_found(tokenizer, small_blocks, bad, says):
     rows, said = pairs(200), set()
     rows[150] = bad
-    for workers in (1, 3):
+    for n in (1, 3):
         with pytest.raises(SftError, match=f"row 151: .*{says}") as caught:
-            many(tokenizer, workers, rows, on_bad_row="error")
+            many(tokenizer, n, rows, on_bad_row="error")
         said.add(str(caught.value))
     assert len(said) == 1 and multiprocessing.active_children() == []
 
@@ -238,11 +239,11 @@ def test_ctrl_c_in_the_middle_of_a_fork_waits(tokenizer, small_blocks, monkeypat
 
 
 def test_there_is_an_end_to_what_is_asked_for(monkeypatch):
-    monkeypatch.setattr(pipeline, "_usable_cores", lambda: 48)
-    assert pipeline._worker_count(10**6) == 48
-    assert pipeline._worker_count(40) == 40
-    monkeypatch.setattr(pipeline, "_usable_cores", lambda: 2)
-    assert pipeline._worker_count(300) == pipeline._MOST
+    monkeypatch.setattr(workers, "_usable_cores", lambda: 48)
+    assert workers._worker_count(10**6) == 48
+    assert workers._worker_count(40) == 40
+    monkeypatch.setattr(workers, "_usable_cores", lambda: 2)
+    assert workers._worker_count(300) == workers._MOST
 
 
 def test_workers_go_with_the_process_that_made_them(tmp_path):

@@ -6,7 +6,7 @@ from conftest import shared
 from samples import no_eval, pairs, trl_template
 
 from sft_nb.config.load import load_config
-from sft_nb.tokens import template_cache
+from sft_nb.extras import template_cache
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.tokenizer import load_tokenizer
 

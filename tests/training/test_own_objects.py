@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from transformers.trainer_callback import EarlyStoppingCallback, TrainerCallback
 
 from sft_nb import evaluate, load_config, merge, prepare, resume, train
-from sft_nb.model.finetuning.own_model import with_model
+from sft_nb.extras.own_model import with_model
 from sft_nb.base.report import ConfigError
 from sft_nb.tokens.tokenizer import load_tokenizer, model_path
 from sft_nb.workbench import Workbench

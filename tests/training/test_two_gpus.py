@@ -65,19 +65,19 @@ def test_a_resumed_run_reports_it_too(tmp_path, two_gpus, undisturbed, capfd):
 
 def test_how_many_are_idle(tmp_path, monkeypatch):
     see_gpus(monkeypatch, 4)
-    assert "the first of 4 visible GPUs; the other 3 are idle" in check_gpu(small(tmp_path)).says
-    assert check_gpu(small(tmp_path, device="cuda")).fix.settings == dict(num_processes=4)
-    assert "uses 3 of 4 visible GPUs; the other is idle" in check_gpu(small(tmp_path, num_processes=3)).says
-    assert check_gpu(small(tmp_path, num_processes=4)) is None
-    assert check_gpu(small(tmp_path, device="cpu")) is None
+    assert "the first of 4 visible GPUs; the other 3 are idle" in check_gpu().says
+    assert check_gpu(device="cuda").fix.settings == dict(num_processes=4)
+    assert "uses 3 of 4 visible GPUs; the other is idle" in check_gpu(num_processes=3).says
+    assert check_gpu(num_processes=4) is None
+    assert check_gpu(device="cpu") is None
     see_gpus(monkeypatch, 1)
-    assert check_gpu(small(tmp_path)) is None
+    assert check_gpu() is None
 
 
 def test_processes_that_a_launcher_started_use_a_gpu_each(tmp_path, monkeypatch):
     see_gpus(monkeypatch, 4)
     monkeypatch.setenv("WORLD_SIZE", "16")         # of several machines
-    assert check_gpu(small(tmp_path, num_processes=16)) is None
+    assert check_gpu(num_processes=16) is None
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    finding = check_gpu(small(tmp_path, num_processes=16))
+    finding = check_gpu(num_processes=16)
     assert "2 of 4 visible GPUs" in finding.says and "torchrun --nproc-per-node 4" in str(finding.fix)
