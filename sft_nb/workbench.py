@@ -31,6 +31,7 @@ from .model.precision import choose_kernels
 from .model.loss import add_supervised_loss, batch_loss
 from .model.load import load_base, load_shape, quiet
 from .model.adapter import load_adapter, load_model
+from .model.finetuning.checkpointing import save_memory
 from .model.finetuning.parallelism import division_of
 from .planning.plan import DECIDED, Plan, plan as make_plan
 from .planning.plan import with_plan, without_plan
@@ -201,6 +202,15 @@ class Workbench(_Planned):
         if model is None: model = load_model(self.cfg, self.tokenizer)
         self.__dict__.pop("layout", None)   # it is chosen again, now from the model itself
         return model
+
+    def save_memory(self,
+        model,   # `model`, perhaps wrapped
+    )->None:
+        "Set up what a training of the model recomputes and offloads"
+        cfg = self.cfg   # in a run of an older version, a later setting is still `auto`
+        save_memory(model, gradient_checkpointing=cfg.gradient_checkpointing is True,
+                    keep_attention=cfg.keep_attention is True, activation_offloading=cfg.activation_offloading is True,
+                    in_parts=cfg.recompute_parts is True)
 
     @cached_part
     def supervised(self)->bool:

@@ -5,7 +5,7 @@ import pytest
 
 from sft_nb.config.load import load_config
 from sft_nb.extras.openai_client import rejection, RequestRejected
-from sft_nb.extras.earlier_adapter import earlier_adapter
+from sft_nb.extras.earlier_adapter import find_earlier_adapter
 from sft_nb.model.finetuning.parallelism import deepspeed_config
 from sft_nb.proof.folder import Folder
 from sft_nb.extras.gguf_checks import Gguf
@@ -37,7 +37,7 @@ def test_a_missing_run_is_a_file_not_found_error(tmp_path):
     lambda path: load_tokenizer(load_config(model="tiny", chat_template=f"{path}/nosuch.jinja")),
     lambda path: task_of(load_config(task=f"{path}/nosuch.py")),
     lambda path: deepspeed_config(**load_config(deepspeed=f"{path}/nosuch.json").values(deepspeed_config)),
-    lambda path: earlier_adapter(load_config(method="lora", adapter_name_or_path=f"{path}/nosuch")),
+    lambda path: find_earlier_adapter(load_config(method="lora", adapter_name_or_path=f"{path}/nosuch")),
     lambda path: Folder(path/"nope"), lambda path: Gguf(path/"nope.gguf")])
 def test_whatever_is_named_and_not_there_is_a_file_not_found_error(tmp_path, look):
     with pytest.raises(FileNotFoundError) as e: look(tmp_path)
@@ -53,7 +53,7 @@ def test_a_missing_config_names_those_beside_it(tmp_path):
 def test_what_is_there_and_wrong_is_no_missing_file(tmp_path):
     (tmp_path/"x.gguf").write_text("x")
     for look in (lambda: Folder(tmp_path), lambda: Gguf(tmp_path/"x.gguf"),
-                 lambda: earlier_adapter(load_config(method="lora", adapter_name_or_path=str(tmp_path)))):
+                 lambda: find_earlier_adapter(load_config(method="lora", adapter_name_or_path=str(tmp_path)))):
         with pytest.raises(ConfigError) as e: look()
         assert not isinstance(e.value, FileNotFoundError)
 

@@ -84,7 +84,7 @@ assert main(proof) == 0
 print("code", main([*proof, "--quantised", "int8"]))
 for more in (["--kernels", "compile"], ["--kernels", "liger"], ["--fsdp", "--num-processes", "2", "--method", "full"],
              ["--sequence-parallel-size", "2", "--num-processes", "2"], ["--model", "some.gguf"],
-             ["--adapter-name-or-path", "runs/lora"]):
+             ["--adapter-name-or-path", "runs/lora", "--no-preflight"]):
     print("code", main(["train", *few, *more]))
 from sft_nb import load_config, load_model, load_tokenizer, train, SftError
 cfg = load_config("demo", method="full", preflight=False)
@@ -157,3 +157,35 @@ def test_a_feature_of_the_extras_is_named_where_it_is_missing(tmp_path):
     said = hidden(WITHOUT.format(lines=NEED_THEM), tmp_path)
     assert said.count("it needs sft_nb.extras, which is missing") == said.count("code 1") == len(NEED_THEM), said
     assert said.count("Fix: pip install") == len(NEED_THEM)
+
+
+READ = """
+import json
+from pathlib import Path
+from sft_nb.cli import main
+pair = [dict(role="user", content="1+1?"), dict(role="assistant", content="2")]
+call = dict(type="function", function=dict(name="add", arguments="{}"))
+blocks = [dict(type="tool_use", id="t1", name="add", input={})]
+rows = dict(
+    messages=dict(messages=[*pair, pair[0], dict(role="assistant", tool_calls=[call]), dict(role="tool", content="2")]),
+    parts=dict(messages=[dict(role="user", content=[dict(type="text", text="1+1?")]), pair[1]]),
+    sharegpt=dict(conversations=[{"from": "human", "value": "1+1?"}, {"from": "gpt", "value": "2"}]),
+    alpaca=dict(instruction="1+1?", output="2"), completion=dict(prompt="1+1?", completion="2"), text=dict(text="1+1"),
+    anthropic=dict(messages=[pair[0], dict(role="assistant", content=blocks)]), vertex=dict(contents=[]),
+    tickets=dict(ticket="It is slow.", resolution="Restart it."), segments=dict(segments=[dict(text="a", label=True)]))
+for name, row in rows.items():
+    Path(f"{name}.jsonl").write_text(json.dumps(row) + "\\n")
+    more = ["--fields", "question=tiket", "answer=resolution"] if name == "tickets" else []
+    print(name, main(["data", "--train-file", f"{name}.jsonl", "--eval-samples", "0", *more]))
+"""
+
+
+def test_common_rows_are_read_without_the_extras_and_others_get_a_sentence(tmp_path):
+    said = hidden(READ.replace("\n", "\nimport sys; sys.stderr = sys.stdout\n", 1), tmp_path)
+    codes = dict(re.findall(r"^(\w+) ([0-9])$", said, re.MULTILINE))
+    refused = {"anthropic", "vertex", "tickets", "segments"}
+    assert {name for name, code in codes.items() if code != "0"} == refused and len(codes) == 10, said
+    for column in ("contents", "segments"):
+        assert f"it has the fields {column}, and no format has those; others are read by sft_nb.extras" in said
+    assert "a string; blocks are read by sft_nb.extras, which is missing" in said
+    assert "there is no column tiket for question (fields); the columns are ticket, resolution. Fix: name one" in said

@@ -89,6 +89,13 @@ def test_without_a_plan_and_in_a_run_of_an_older_version_nothing_stays_auto_eith
     assert decided(Workbench(older, data=data, is_resolved=True))["keep_attention"] is False
 
 
+def test_a_setting_that_an_older_version_did_not_know_saves_no_memory(tmp_path, data):
+    bench = Workbench(small(tmp_path), data=data, is_resolved=True)
+    assert bench.cfg.gradient_checkpointing == "auto"
+    with patch.object(workbench, "save_memory") as save: bench.save_memory(None)
+    assert not any(save.call_args.kwargs.values())
+
+
 def test_what_was_resolved_stays(tmp_path, data):
     with pytest.raises(FrozenInstanceError): Workbench(small(tmp_path), data=data).resolve().method = "full"
 

@@ -24,7 +24,6 @@ from ..tokens.dataset import Data
 from ..batches.collate import DataCollatorForCausalLM, supervise_all
 from ..batches.layout import Layout, rows_of_largest_batch
 from ..batches.packing import Extent, training_extent
-from ..model.finetuning.checkpointing import save_memory
 from ..model.experts import balance_weight
 from ..model.loss import batch_balance_loss, causal_lm, loss_of_scores
 from ..model.load import count_parameters, quiet
@@ -109,9 +108,7 @@ class RowEvidence(FromWorkbench):
     def model(self):
         "The workbench's model, set up as for training"
         model = self.trainer.model
-        cfg = self.cfg
-        save_memory(model, gradient_checkpointing=cfg.gradient_checkpointing, keep_attention=cfg.keep_attention,
-                    activation_offloading=cfg.activation_offloading, in_parts=cfg.recompute_parts)
+        self.bench.save_memory(model)
         return model.train()
 
     @cached_part
@@ -306,7 +303,7 @@ class TimedEvidence(LossEvidence):
     @property
     def passes(self)->int:
         "Forward passes that take as long as a step: forward, twice that backward, and with checkpointing forward again"
-        return 3 + bool(self.cfg.gradient_checkpointing)
+        return 3 + (self.cfg.gradient_checkpointing is True)
 
     @cached_part
     def training_tokens(self)->float:

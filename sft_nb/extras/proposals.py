@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['kind_of_values', 'SampledColumns', 'propose_fields', 'may_be_answer', 'propose_pairs', 'fix_for_unread',
-           'how_to_read', 'explain_wrong_column']
+           'propose_reading', 'explain_wrong_column']
 
 # %% ../../nbs/16_extras/26_proposals.ipynb #prop0003
 import difflib, json, operator, re
@@ -15,9 +15,10 @@ from numbers import Number
 
 from ..base.report import as_fix, edit, Fix, SftError
 from ..rows.settings import FORMATS
-from ..rows.messages import are_texts, first_present, is_blank, ROLE_KEYS, split_turns
+from ..rows.messages import are_texts, first_present, is_blank, ROLE_KEYS
 from ..rows.readers import detect, read_row
 from ..rows.column_names import column_words, fold_case, join_names, value_at
+from .message_shapes import split_turns
 from sft_nb.extras.column_roles import (
     choice_columns, column_groups, field_of, has_role, is_answer_name, is_mixed_name, name_rank, names_answers,
     singular_words)
@@ -361,7 +362,7 @@ def fix_for_unread(
 # %% ../../nbs/16_extras/26_proposals.ipynb #prop0017
 _PLAIN = {"text", "content", "contents", "code", "body", "document", "article", "passage", "story"}   # learned whole
 
-def how_to_read(
+def propose_reading(
     rows:list[dict],           # some rows of unknown format, or one
     given:tuple[str,...]=(),   # pairs that are already set: question=body
     *, labels:bool=False,      # is the answer a label?

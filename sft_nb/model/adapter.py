@@ -431,7 +431,7 @@ def load_model(
 ):               # ready to train
     "The base with its adapter (for `full`, all weights trainable); the adapter is new or from `adapter_name_or_path`"
     earlier = _continues(cfg.adapter_name_or_path)
-    folder = earlier and earlier.earlier_adapter(cfg)   # raised before anything is loaded
+    folder = earlier and earlier.find_earlier_adapter(cfg)   # raised before anything is loaded
     with quiet():
         base = load_base(replace(cfg, device_map=None), tokenizer)   # training keeps it whole
         model = add_adapter(base, tokenizer, cfg)

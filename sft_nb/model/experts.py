@@ -80,7 +80,7 @@ def expert_rank(
 # %% ../../nbs/06_model/04_experts.ipynb #612a403f
 _PARTS = {"gate_up_proj": ({"gate_proj", "up_proj"}, {"w1", "w3"}), "down_proj": ({"w2"},)}   # in checkpoints -> here
 
-def _short_name(name:str)->str:
+def _module_and_name(name:str)->str:
     "A parameter with the module that holds it: `experts.down_proj`"
     return ".".join(name.split(".")[-2:])
 
@@ -103,12 +103,12 @@ def target_parameters(
     named:tuple[str,...]|None=None,   # `lora_target_parameters`
 )->list[str]:                         # experts.down_proj
     "The parameters that LoRA adapts; ConfigError for a name that the model does not have"
-    found = {_short_name(name) for name in expert_parameters(model) if _is_meant(name, wanted)}
+    found = {_module_and_name(name) for name in expert_parameters(model) if _is_meant(name, wanted)}
     matrices = {n for n, p in model.named_parameters() if p.ndim in (2, 3)} if named else ()
     for name in named or ():
         if any(matrix.endswith(f".{name}") for matrix in matrices): found.add(name)
         else:
-            known = sorted({_short_name(n) for n in expert_parameters(model)})
+            known = sorted({_module_and_name(n) for n in expert_parameters(model)})
             fix = edit(lora_target_parameters=(known[0],)) if known else edit(lora_target_parameters=None)
             raise ConfigError("lora_target_parameters", f"the model has no matrix {name!r}",
                               f"such as {', '.join(known)}" if known else "parameters of two or three dimensions", fix)

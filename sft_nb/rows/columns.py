@@ -16,7 +16,7 @@ from functools import lru_cache
 from ..base.extensions import extension
 from ..base.report import as_fix, ConfigError, edit, SftError
 from .settings import FORMATS
-from .messages import BLOCK_KEYS, CONTENT_KEYS, LOSS_FLAGS, read_flag, REASONING_KEYS, ROLE_KEYS, TURN_KEYS
+from .messages import CONTENT_KEYS, is_empty, LOSS_FLAGS, read_flag, REASONING_KEYS, ROLE_KEYS
 from .readers import COMPLETION_KEYS, detect, detect_by_columns
 from .column_names import column_words, join_names, value_at
 
@@ -181,8 +181,6 @@ def _reading_every_column(name:str):
 for _name in ("__iter__", "__or__", "__ror__", "keys", "items", "values", "copy"):
     setattr(TrackedRow, _name, _reading_every_column(_name))
 
-def _is_empty(v)->bool: return v is None or isinstance(v, (str, list, dict, tuple)) and not v
-
 _LIKE_FLAGS = re.compile(r"loss|train|mask|weight|learn|supervise|ignore|exclude|\Askip\Z")
 
 def _with_nested_flags(name:str, value)->Iterator[str]:
@@ -191,7 +189,7 @@ def _with_nested_flags(name:str, value)->Iterator[str]:
     if isinstance(value, dict):
         for key, inside in value.items():
             found = [*_with_nested_flags(f"{name}.{key}", inside)]
-            yield from found if _LIKE_FLAGS.search(str(key).lower()) and not _is_empty(inside) else found[1:]
+            yield from found if _LIKE_FLAGS.search(str(key).lower()) and not is_empty(inside) else found[1:]
 
 def unread_columns(
     row:TrackedRow,
@@ -199,32 +197,33 @@ def unread_columns(
     "The columns that are neither empty nor read, and keys in them that may be flags"
     unread = dict.keys(row) - row.read
     if not unread: return []
-    return [name for k, v in dict.items(row) if k in unread and not _is_empty(v) for name in _with_nested_flags(k, v)]
+    return [name for k, v in dict.items(row) if k in unread and not is_empty(v) for name in _with_nested_flags(k, v)]
 
 # %% ../../nbs/02_rows/06_columns.ipynb #80e5a803
 _MESSAGE_KEYS = {*ROLE_KEYS, *CONTENT_KEYS, *REASONING_KEYS, *LOSS_FLAGS, "tool_calls", "function_call", "tool_call_id",
                  "name", "train_detail", "functions", "function_calls", "type"}
-_ITEM_KEYS = _MESSAGE_KEYS | BLOCK_KEYS | {*TURN_KEYS}   # of a message without a role
-_PART_KEYS = BLOCK_KEYS | {*LOSS_FLAGS}
 _CALL_KEYS = {"id", "type", "function", "name", "arguments", "index"}
 _MESSAGE_COLUMNS = ("messages", "conversations", "contents", "prompt", "completion", "response", "chosen", "input",
                     "output", "preferred_output")
 
 def _unread_keys(m:dict)->list[str]:
     "The keys of a message that are not read, also those of its blocks and calls"
-    known = _MESSAGE_KEYS if any(k in m for k in ROLE_KEYS) else _ITEM_KEYS
+    shapes = extension("message_shapes")
+    block_keys = shapes.BLOCK_KEYS if shapes else {"type", "text"}
+    known, part_keys = _MESSAGE_KEYS, block_keys | {*LOSS_FLAGS}
+    if shapes and not any(k in m for k in ROLE_KEYS): known = known | block_keys | {*shapes.TURN_KEYS}
     found = [] if m.keys() <= known else [
-        name for k, v in m.items() if k not in known and not _is_empty(v) for name in _with_nested_flags(k, v)]
+        name for k, v in m.items() if k not in known and not is_empty(v) for name in _with_nested_flags(k, v)]
     for key in ("content", "value", "parts"):
         blocks = m.get(key)
         if not isinstance(blocks, list): continue
         found += [f"content.{k}" for block in blocks if isinstance(block, dict)
-                  for k, v in block.items() if k not in _PART_KEYS and not _is_empty(v)]
+                  for k, v in block.items() if k not in part_keys and not is_empty(v)]
     calls = m.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
         for part in (call, call.get("function")) if isinstance(call, dict) else ():
             if not isinstance(part, dict): continue
-            found += [f"tool_calls.{k}" for k, v in part.items() if k not in _CALL_KEYS and not _is_empty(v)]
+            found += [f"tool_calls.{k}" for k, v in part.items() if k not in _CALL_KEYS and not is_empty(v)]
     return found
 
 def unread_message_keys(
@@ -371,7 +370,7 @@ def _texts_in(value)->Iterator[str]:
     if isinstance(value, dict): value = list(dict.values(value))
     if isinstance(value, (list, tuple)):
         for part in value: yield from _texts_in(part)
-    elif not _is_empty(value): yield str(value).strip()
+    elif not is_empty(value): yield str(value).strip()
 
 def columns_of_text(
     row:dict,

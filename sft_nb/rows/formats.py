@@ -22,7 +22,7 @@ def how_to_read(
     *, labels:bool=False,      # is the answer a label?
 )->Fix:
     "A proposal of the extras for rows of unknown format, or the reason why there is none"
-    if proposals := extension("proposals"): return proposals.how_to_read(rows, given, labels=labels)
+    if proposals := extension("proposals"): return proposals.propose_reading(rows, given, labels=labels)
     return as_fix("name the columns in {fields}: question=... answer=...") | "a task of your own that reads them"
 
 def no_format_error(

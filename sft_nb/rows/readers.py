@@ -16,15 +16,16 @@ from ..base.extensions import extension
 from ..base.report import edit, SftError
 from .settings import FORMATS
 from .thoughts import split_thought
-from .messages import (
-    are_texts, block_kind, content_text, first_present, is_missing, LOSS_FLAGS, normalise_message,
-    normalise_messages, parse_list, parse_tools, parse_value, REASONING_KEYS, role_of, ROLE_KEYS)
+from sft_nb.rows.messages import (
+    are_texts, content_text, first_present, is_empty, is_missing, LOSS_FLAGS, normalise_message,
+    normalise_messages, parse_list, parse_tools, parse_value, REASONING_KEYS, role_of, ROLE_KEYS,
+    TEXT_TYPES)
 
 # %% ../../nbs/02_rows/03_readers.ipynb #58146679
 COMPLETION_KEYS = ("completion", "response", "chosen")
 _OTHER_NAMES = dict(prompt_completion=dict(completion=COMPLETION_KEYS))   # format -> field -> its names
 
-def _rarer(table:str)->dict:
+def _of_rarer_formats(table:str)->dict:
     "A table of the formats that are rarely met, which `extras.row_formats` reads; empty without it"
     return getattr(extension("row_formats"), table, {})
 
@@ -33,7 +34,7 @@ def missing_fields(
     format:str,    # one of `FORMATS`
 )->list[str]:
     "The fields that the format needs and the row lacks; a completion may also be called `response` or `chosen`"
-    others = (_OTHER_NAMES | _rarer("OTHER_NAMES")).get(format, {})
+    others = (_OTHER_NAMES | _of_rarer_formats("OTHER_NAMES")).get(format, {})
     return [f for f in FORMATS[format] if f not in row and not any(k in row for k in others.get(f, ()))]
 
 @lru_cache(4096)
@@ -41,7 +42,7 @@ def detect_by_columns(
     columns:tuple[str,...],
 )->str|None:
     "The first format whose fields are all among the columns, or None if no format or only contents decide"
-    names = [*_rarer("FIRST"), *(name for name in FORMATS if name not in _rarer("HOLD_MESSAGES"))]
+    names = [*_of_rarer_formats("FIRST"), *(name for name in FORMATS if name not in _of_rarer_formats("HOLD_MESSAGES"))]
     return next((name for name in names if not missing_fields(columns, name)), None)
 
 def _holds_messages(x)->bool:
@@ -55,7 +56,7 @@ def detect(
     "The format of a row, detected from its fields that are not None, or else from all of them"
     filled = tuple([k for k, v in dict.items(row) if v is not None])
     if found := detect_by_columns(filled): return found
-    for name, field in _rarer("HOLD_MESSAGES").items():
+    for name, field in _of_rarer_formats("HOLD_MESSAGES").items():
         if not missing_fields(filled, name) and _holds_messages(dict.get(row, field)): return name
     return detect_by_columns(tuple(dict.keys(row)))
 
@@ -63,8 +64,6 @@ def detect(
 _RESERVED_ARGUMENTS = {
     "conversation", "tools", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize", "padding",
     "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"}
-
-def _is_empty(v)->bool: return is_missing(v) or isinstance(v, (str, list, dict, tuple)) and not v
 
 def add_system_message(
     messages:list[dict],
@@ -93,7 +92,7 @@ def add_row_fields(
 )->list[dict]:
     "Add the row's `system`, `tools`, `chat_template_kwargs` and the reasoning of its only answer to its messages"
     if not messages or _ROW_FIELDS.isdisjoint(dict.keys(row)): return messages
-    def first(*names): return next(((k, row.get(k)) for k in names if not _is_empty(row.get(k))), ("", None))
+    def first(*names): return next(((k, row.get(k)) for k in names if not is_empty(row.get(k))), ("", None))
     messages, extra = add_system_message(messages, first(*_SYSTEM_FIELDS)[1]), {}
     answers = [m for m in messages if m["role"] == "assistant"]
     if len(answers) == 1 and answers[0] is messages[-1] and "reasoning_content" not in answers[0]:
@@ -193,7 +192,7 @@ def as_messages(
 )->list[dict]:
     "`x` as messages: a list is normalised, a string or a number becomes one message with `role`"
     if isinstance(x, (str, Number)) or is_missing(x): return [dict(role=role, content=content_text(x, name))]
-    if isinstance(x, list) and x and all(isinstance(p, dict) and block_kind(p.get("type")) == "text" for p in x):
+    if isinstance(x, list) and x and all(isinstance(p, dict) and p.get("type") in TEXT_TYPES for p in x):
         if not any(first_present(p, ROLE_KEYS) for p in x):   # blocks
             return [normalise_message(dict(role=role, content=x), name)]
     return normalise_messages([x] if isinstance(x, dict) else parse_list(x, name), f"message of {name}")
@@ -237,5 +236,5 @@ def read_row(
 )->list[dict]:                         # messages with OpenAI's roles and keys
     "The messages of a row of a known format"
     if format == "text": return _read_text(row, response_template)
-    messages = (_READERS | _rarer("READERS"))[format](row)
+    messages = (_READERS | _of_rarer_formats("READERS"))[format](row)
     return messages if format == "tokens" else add_row_fields(messages, row)

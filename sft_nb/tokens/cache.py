@@ -73,8 +73,8 @@ def _without_locations(code):
     return code.replace(co_filename="", co_firstlineno=1, co_consts=inner)
 
 def _code_digest(task:Task)->str:
-    "A digest of the code that turns rows into tokens: this version, its parts rows and tokens, and the task"
-    files = [file for part in ("rows", "tokens") for file in sorted((ASSETS.parent/part).glob("*.py"))]
+    "A digest of the code that turns rows into tokens: this version, its rows, tokens and extras, and the task"
+    files = [file for part in ("rows", "tokens", "extras") for file in sorted((ASSETS.parent/part).glob("*.py"))]
     module = getattr(inspect.getmodule(type(task)), "__file__", None)   # a task from a notebook has none
     if module: files.append(Path(module))
     values = {k: v for k, v in vars(task).items() if isinstance(v, (str, int, float, tuple, type(None)))}

@@ -151,7 +151,7 @@ class Reader:
         blocks = _row_blocks(rows)
         yield from self.alone(islice(blocks, _FEW))
         workers = extension("workers")
-        yield from workers.encode_blocks(self, blocks) if workers else self.alone(blocks)
+        yield from workers.encode_blocks(self, blocks, self.cfg.num_workers) if workers else self.alone(blocks)
 
     def splitter(self, skeletons:bool, prompt_too:bool):
         "A function that splits conversations into chunks"

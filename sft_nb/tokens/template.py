@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['OWN_KEYS', 'PROBE', 'PROBE_QUESTION', 'PROBE_ANSWER', 'PROBE_TOOL', 'PROBE_CALL', 'TemplateRefusal', 'ThoughtTags',
-           'Calls', 'pattern_of_any', 'with_json_arguments', 'Template', 'thought_of', 'Block', 'as_text',
+           'Calls', 'pattern_of_any', 'with_json_arguments', 'Template', 'thought_of', 'ThoughtBlock', 'as_text',
            'with_folded_system']
 
 # %% ../../nbs/04_tokens/02_template.ipynb #3e61642c
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from fastcore.basics import patch
 
 from ..base.report import ConfigError, edit, error_summary, SftError
-from ..rows.messages import REASONING_KEYS
+from ..rows.messages import as_json, REASONING_KEYS
 from ..rows.thoughts import BLOCKS, split_thought
 
 # %% ../../nbs/04_tokens/02_template.ipynb #fac8aae3
@@ -51,15 +51,13 @@ def pattern_of_any(
     longest_first = sorted(words, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
-def _as_json(x)->str: return json.dumps(x, ensure_ascii=False, default=str)   # a table may hold dates
-
 def with_json_arguments(
     call:dict,   # {"type": "function", "function": {"name": ..., "arguments": ...}}
 )->dict:
     "A tool call whose arguments are a JSON string"
     function = call["function"]
     if isinstance(function["arguments"], str): return call
-    return call | dict(function=function | dict(arguments=_as_json(function["arguments"])))
+    return call | dict(function=function | dict(arguments=as_json(function["arguments"])))
 
 # %% ../../nbs/04_tokens/02_template.ipynb #7emp0060
 _THOUGHT = "probe thought"
@@ -307,7 +305,7 @@ def thought_of(m:dict)->str:
 # %% ../../nbs/04_tokens/02_template.ipynb #7emp0074
 _ENDS = {*BLOCKS.values()}
 
-class Block(NamedTuple):
+class ThoughtBlock(NamedTuple):
     "The reasoning block at the beginning of a text"
     open:str      # its first tag
     thought:str   # the text in it
@@ -346,7 +344,7 @@ def mentions_tags(self:Template, m:dict)->bool:
     return bool(is_tagged) and split_thought(m["content"]).thought is None
 
 @patch
-def block_in(self:Template, text:str|None)->Block|None:
+def block_in(self:Template, text:str|None)->ThoughtBlock|None:
     "The closed block at the beginning of a text, or None"
     start = (text or "").lstrip()
     for tag, end in self.blocks:
@@ -354,7 +352,7 @@ def block_in(self:Template, text:str|None)->Block|None:
         thought, _, rest = start[len(tag):].partition(end)
         answer, header = rest.lstrip(), self.thought_tags.header if self.thought_tags else ""
         if header and answer.startswith(header): answer = answer[len(header):]
-        return Block(tag, thought, end + rest[:len(rest) - len(answer)], answer)
+        return ThoughtBlock(tag, thought, end + rest[:len(rest) - len(answer)], answer)
     return None
 
 @patch
@@ -411,12 +409,12 @@ def as_text(messages:list[dict])->list[dict]:
     "`messages` with tool definitions, calls and results as JSON text, for a template that has no place for them"
     out = []
     for m in messages:
-        calls = [_as_json(c["function"]) for c in m.get("tool_calls") or []]
+        calls = [as_json(c["function"]) for c in m.get("tool_calls") or []]
         words = [m["content"]] if m["content"] else []
         kept = {k: m[k] for k in ("train", "train_parts", "chat_template_kwargs", *REASONING_KEYS) if k in m}
         out.append(dict(role="user" if m["role"] == "tool" else m["role"], content="\n".join(words + calls)) | kept)
     if not (tools := messages[0].get("tools")): return out
-    definitions = "Tools: " + _as_json(tools)
+    definitions = "Tools: " + as_json(tools)
     if out[0]["role"] != "system": return [out[0] | dict(role="system", content=definitions), *out]
     return [out[0] | dict(content=out[0]["content"] + "\n" + definitions), *out[1:]]
 

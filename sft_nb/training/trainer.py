@@ -28,7 +28,7 @@ from ..model.experts import balance_weight
 from ..model.load import broken_weights, quiet
 from ..model.loss import causal_lm
 from ..model.precision import preserve_dtypes
-from ..model.finetuning.checkpointing import offload_saved_tensors, save_memory
+from ..model.finetuning.checkpointing import offload_saved_tensors
 from ..model.finetuning.parallelism import sharing_of
 from ..model.finetuning.trl_trainer import undo_trl_changes
 from ..workbench import Workbench
@@ -64,9 +64,7 @@ class _TrainerHooks(TrainerCallback):
         self.trainer, self.checkpoint = trainer, checkpoint
     def on_train_begin(self, args, state, control, **kwargs):
         for part, pad in self.trainer.pads: part.pad_token_id = pad   # transformers would use the tokenizer's
-        model, cfg = self.trainer.model, self.trainer.bench.cfg
-        save_memory(model, gradient_checkpointing=cfg.gradient_checkpointing, keep_attention=cfg.keep_attention,
-                    activation_offloading=cfg.activation_offloading, in_parts=cfg.recompute_parts)
+        self.trainer.bench.save_memory(self.trainer.model)
         check_deepspeed_steps(self.trainer)
         if self.checkpoint: self.trainer.restore_log_state(self.checkpoint)
     def on_pre_optimizer_step(self, args, state, control, **kwargs): self.trainer.check_step()
