@@ -11,7 +11,8 @@ from contextlib import redirect_stdout
 import pytest
 from conftest import ROOT
 
-from sft_nb.base.display import Html, FAILURE_PAGES, as_html, card_html, cell_text, page_html, failure_page, table_html
+from sft_nb.base.display import Html, FAILURE_PAGES, as_html, card_html, cell_text, failure_page, table_html
+from sft_nb.extras.html_report import page_html
 from sft_nb.base.report import ConfigError, Finding, Report, SftError, edit, ok, skipped, fix_language, warn
 
 HOSTILE = "<script>alert(1)</script> [a](javascript:1) \x1b[2J \u202e gnp.exe"

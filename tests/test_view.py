@@ -6,14 +6,14 @@ import re
 import numpy as np
 import pytest
 
-from sft_nb.base.display import Bar, Shown
+from sft_nb.base.display import Drawn, Shown, Table, with_bar
 from sft_nb.base.report import Report, edit, named_figures, ok, read_figures, warn
-from sft_nb.base.view import SCHEMA_VERSION, as_json, Drawn, RecordTable, Table, View, view_html, view_json, view_text
+from sft_nb.base.view import SCHEMA_VERSION, as_json, RecordTable, View, view_html, view_json, view_text
 from sft_nb.tasks.metrics import ClassTable
 
 HOSTILE = "<script>alert(1)</script> \x1b[2J \u202e gnp.exe"
 EVERY_SLOT = View(HOSTILE, HOSTILE, HOSTILE, "warn", HOSTILE, [warn(HOSTILE, HOSTILE, check=HOSTILE)],
-                  [HOSTILE, {HOSTILE: HOSTILE}, Table([{HOSTILE: HOSTILE, "b": Bar(HOSTILE, .5)}], HOSTILE),
+                  [HOSTILE, {HOSTILE: HOSTILE}, Table([{HOSTILE: HOSTILE, "b": with_bar(HOSTILE, .5)}], HOSTILE),
                    View(HOSTILE), RecordTable([{HOSTILE: HOSTILE}], HOSTILE)])
 
 
@@ -102,3 +102,16 @@ def test_each_label_has_a_column_even_if_labels_begin_alike():
     assert [column[0][f"→ {name}"] for name in (one, two, "other")] == table.confusion[0]
     both = ClassTable.of(["other", "no label"] * 6, ["other"] * 11 + [None])
     assert [*both.view().parts[0].lines[1].values()][-3:] == both.confusion[1]
+
+
+def test_a_proof_has_the_findings_of_all_stages():
+    from sft_nb.proof.folder_checks import failed, passed, ProofStage
+    from sft_nb.proof.prove import Proof
+    stages = [passed("adapter", "effect", "it changes answers"),
+              ProofStage("server", warn("it samples", edit(temperature=0), check="sampling"))]
+    found = Proof("demo-1", "adapter", stages).to_dict()
+    seen = {f["check"]: f["status"] for f in found["findings"]}
+    assert seen == {"adapter effect": "ok", "server sampling": "warn"}
+    assert found["findings"][1]["fix"] == "--temperature 0" and found["status"] == "ok" and found["same"]
+    found = Proof("demo-1", "adapter", [*stages, failed("server", "context", "too short", "-c 93")]).to_dict()
+    assert found["broken"] == found["findings"][2]["check"] == "server context" and found["status"] == "fail"

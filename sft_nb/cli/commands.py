@@ -19,9 +19,9 @@ from ..config.setting import plain_name
 from ..config.settings import full_name, SETTINGS
 from ..config.load import require_trust, Config, config_names, table
 from ..runs.distributed import get_process_info, is_main_process
-from sft_nb.cli.options import (
-    _takes_many, flag, named_settings, Option, parse, parse_own, split_foreign_options, split_options, terminal_width,
-    wrap_report)
+from .options import (
+    _takes_many, flag, join_options, named_settings, Option, parse, parse_own, split_foreign_options, split_options,
+    terminal_width, wrap_report)
 
 # %% ../../nbs/15_cli/01_commands.ipynb #e3ea05e8
 def _print_text(*parts)->None: print(*(escape_controls(str(part)) for part in parts), flush=True)
@@ -99,13 +99,10 @@ def data_command(args:list[str])->int:
 # %% ../../nbs/15_cli/01_commands.ipynb #afbefb52
 def _card_as_device(args:list[str])->list[str]:
     "`--device h200-141gb` as `--card h200-141gb`; devices stay"
-    devices, out = ("auto", "cpu", "mps", "cuda"), []
-    for arg, following in zip(args, [*args[1:], "auto"]):
-        if arg == "--device" and following not in devices: arg = "--card"
-        name, is_one, value = arg.partition("=")
-        if name == "--device" and is_one and value not in devices: arg = f"--card={value}"
-        out.append(arg)
-    return out
+    def renamed(name:str, texts:list[str])->str:
+        is_card = name == "--device" and texts and texts[0] not in ("auto", "cpu", "mps", "cuda")
+        return "--card" if is_card else name
+    return join_options((renamed(name, texts), texts) for name, texts in split_options(args))
 
 # %% ../../nbs/15_cli/01_commands.ipynb #cabfc129
 _CARD = "a card that need not be here: h200-141gb, rtx4090-24gb ...; same as --device CARD"
@@ -337,9 +334,9 @@ def _split_values(args:list[str])->tuple[list[str],dict]:
         if len(texts) == 1 and _NUMBERS.fullmatch(texts[0]): texts = texts[0].split(",")
         is_range = len(texts) == 1 and _RANGE.fullmatch(texts[0])
         if setting is None or _takes_many(setting.type) or len(texts) < 2 and not is_range:
-            rest += [*filter(None, [name]), *texts]
+            rest.append((name, texts))
         else: several[setting.name] = texts[0] if is_range else [*map(parse_literal, texts)]
-    return rest, several
+    return join_options(rest), several
 
 def search_command(args:list[str])->int:
     "Train with several values of some settings and find the best: --learning-rate 1e-4 3e-4 --lora-r 8 16"

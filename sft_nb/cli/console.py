@@ -15,7 +15,7 @@ from ..base.escape import shorten_words, escape_controls
 from ..base.credentials import load_env_files, RedactingStream
 from ..base.report import command, ConfigError, edit, shell_quote, SftError, fix_language
 from ..runs.process import keep_output
-from .options import terminal_width, split_options
+from .options import join_options, split_options, terminal_width
 from .commands import (
     _print_text, check_command, checkpoint_command, config_command, data_command, plan_command,
     search_command, stop_command, train_command)
@@ -118,10 +118,10 @@ def choose_card(
     "Make only the GPUs of `--gpu` visible, numbered as in nvidia-smi; ConfigError for anything but numbers"
     rest = []
     for name, texts in split_options(args):
-        if name.lower() != "--gpu": rest += [*filter(None, [name]), *texts]
+        if name.lower() != "--gpu": rest.append((name, texts))
         elif len(texts) == 1 and re.fullmatch(r"\d{1,3}(,\d{1,3})*", texts[0]):
             os.environ |= dict(CUDA_DEVICE_ORDER="PCI_BUS_ID", CUDA_VISIBLE_DEVICES=texts[0])
         else:
             found = f"{' '.join(texts)[:50]!r} is not a number"
             raise ConfigError("--gpu", found, "a number that nvidia-smi shows", edit(gpu=0))
-    return rest
+    return join_options(rest)

@@ -7,15 +7,16 @@ __all__ = ['runs_command', 'evaluate_command', 'sweep_command', 'verdict_command
            'chat_command', 'merge_command', 'report_command', 'prove_command']
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #c959bcc0
-import os, shutil, sys, textwrap
+import os, sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Literal
 
-from ..base.display import aligned_text, fitted_text, format_number
-from ..base.progress import format_duration, log
+from ..base.display import table_text
+from ..base.progress import log
 from ..base.report import command, ConfigError, shell_quote, Report
 from ..base.extensions import need_extension
-from .options import arrange, Option, parse_own, split_options
+from .options import arrange, Option, parse_own, split_options, terminal_width
 from sft_nb.cli.commands import (
     _CHECKPOINT, _EXAMPLES, _JSON, _print_json, _print_json_or_report, _print_report, _print_scores, _print_text, _RUN,
     _TRUST)
@@ -27,51 +28,20 @@ _RUNS = dict(names=_NAMES, runs_dir=Option(str, "runs", "the folder of all runs"
 def runs_command(args:list[str])->int:
     "List the runs of a folder, or compare those that are named"
     options = parse_own("runs", args, _RUNS, summary=runs_command.__doc__)
-    from sft_nb.runs.directory import list_runs
+    from sft_nb.runs.directory import list_runs, runs_table
     root = options.runs_dir.rstrip("/")
     only = tuple(n.removeprefix(f"{root}/").rstrip("/") for n in options.names)
     if len(only) == 1 and os.path.isdir(options.names[0]) and not os.path.exists(f"{root}/{only[0]}"):
         root, only = options.names[0], ()
     found = list_runs(root, only=only)
+    tables = [runs_table(found)]
+    if only:   # side by side, as many as fit the terminal
+        several, all_runs = max(1, terminal_width() // 24 - 1), replace(tables[0], head=len(only) > 1)
+        blocks = [all_runs.lines[k:k + several] for k in range(0, len(only), several)]
+        tables = [replace(all_runs, lines=block).turned("run") for block in blocks]
     if options.json: _print_text(found.to_json(orient="records"))
-    else: _print_text(_as_text(found, named=bool(only)))
+    else: _print_text("\n\n".join(map(table_text, tables)))
     return 0
-
-# %% ../../nbs/15_cli/02_evaluation.ipynb #b32f6d2e
-_WHERE_NARROW = "time model method seconds guards best_eval_loss reason by".split()   # columns in the order of dropping
-
-def _as_text(table, *, named:bool)->str:
-    "A table of runs for a terminal, without empty columns; runs that were named are columns"
-    from sft_nb.runs.directory import is_there
-    width = shutil.get_terminal_size((80, 24)).columns
-    def shown(name, value, by)->str:
-        if not is_there(value): return ""
-        if name in ("base", "tuned") and by == "accuracy": return f"{value:.1%}"
-        if name == "seconds": return format_duration(value)
-        return format_number(value)
-    lines = [{name: shown(name, value, run["by"]) for name, value in run.items()} for run in table.to_dict("records")]
-    names = [name for name in table.columns if any(line[name] for line in lines)]
-    if named: return _side_by_side(lines, [name for name in names if name != "run"], width)
-    lines = [{name: line[name] for name in names} for line in lines]
-    left = [name for name in names if name not in _FIGURES]
-    return fitted_text(lines, left=left, optional=_WHERE_NARROW, others="sft_nb runs NAME, or --json")
-
-_FIGURES = ("step", "loss", "best_eval_loss", "base", "tuned", "seconds")
-
-def _side_by_side(lines:list[dict], names:list[str], width:int)->str:
-    "Runs as columns, as many as fit the terminal; long cells are wrapped"
-    name_width, blocks = max(map(len, names)), []
-    several = max(1, (width - name_width) // 24)
-    for first in range(0, len(lines), several):
-        block = lines[first:first + several]
-        room = (width - name_width) // len(block) - 2
-        rows = []
-        for name in (["run"] if len(lines) > 1 else []) + names:
-            cells = [textwrap.wrap(line[name], room) or [""] for line in block]
-            for k in range(max(map(len, cells))):
-                rows.append([name if k == 0 and name != "run" else "", *(c[k] if k < len(c) else "" for c in cells)])
-        blocks.append(aligned_text(rows, [True] * (1 + len(block))))
-    return "\n\n".join(blocks)
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0opt01
 _WHAT_OR_PATH = Option(str, "", "a run, a checkpoint, an adapter, a folder with a model, or a hub id", first=True)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['HELP_ORDER', 'EXAMPLES', 'Option', 'flag', 'aliases', 'options_class', 'named_settings', 'config_name',
-           'expand_tristate_flags', 'split_options', 'split_foreign_options', 'check_line', 'line_problems', 'switches',
-           'arrange', 'described', 'terminal_width', 'wrap_report', 'parse_own', 'parse']
+           'split_options', 'join_options', 'split_foreign_options', 'arrange', 'line_problems', 'described',
+           'terminal_width', 'wrap_report', 'parse_own', 'parse']
 
 # %% ../../nbs/15_cli/00_options.ipynb #f64dd1f2
 import ast, os, re, shutil, textwrap
@@ -39,6 +39,8 @@ def aliases(setting:str)->list[str]:
     return [name for name, full in ALIASES.items() if full == setting and name != "output_dir"]
 
 # %% ../../nbs/15_cli/00_options.ipynb #ecc684bc
+_DURATIONS = ("timeout", *settings_with("is_duration"))   # options that also take 90s, 30m, 5h or 1:30:00
+
 def _value_placeholder(t)->str|None:
     "The placeholder for an option's value in a help text, where tyro's own is hard to read: TEXT ... for a list"
     parts = (t, *get_args(t))
@@ -47,6 +49,18 @@ def _value_placeholder(t)->str|None:
     kinds = [part for part in parts if part in (str, int, float)]
     has_words = any(get_origin(part) is Literal for part in parts)
     return None if has_words or not kinds else {str: "TEXT", int: "INT", float: "NUMBER"}[kinds[0]]
+
+def _option_constructor(name:str, kind):
+    "tyro's constructor of a switch that can also be a word, such as auto, or of a duration; None: that of its type"
+    from tyro.constructors import PrimitiveConstructorSpec
+    words = [f"{word}" for part in get_args(kind) if get_origin(part) is Literal for word in get_args(part)]
+    def read_switch(texts:list[str]):
+        return {"true": True, "false": False}.get(texts[0].lower(), texts[0]) if texts else True
+    def read_seconds(texts:list[str]): return None if texts == ["None"] else float(parse_duration(texts[0]))
+    def spec(nargs, metavar, read):
+        return PrimitiveConstructorSpec(nargs, metavar, read, lambda value: True, lambda value: [str(value)])
+    if bool in get_args(kind) and words: return spec((0, 1), f"{{{','.join(['True', 'False', *words])}}}", read_switch)
+    return spec(1, "NUMBER", read_seconds) if name in _DURATIONS else None
 
 def _field_of_option(name:str, option:Option)->tuple:
     "A field in the form that `make_dataclass` takes"
@@ -58,7 +72,8 @@ def _field_of_option(name:str, option:Option)->tuple:
     hint = "" if option.default is None else None   # the help text explains None; None: tyro's default hint
     arg = tyro.conf.arg(help=text, metavar=placeholder, help_behavior_hint=hint)
     default = field() if option.default is ... else field(default=option.default)
-    return name, Annotated[kind, arg], default
+    constructor = _option_constructor(name, option.kind)
+    return name, Annotated[kind, arg, constructor] if constructor else Annotated[kind, arg], default
 
 # %% ../../nbs/15_cli/00_options.ipynb #eb8e3aa3
 _TITLES = dict(row="rows", model="base_model", adapter="adapters", guard="guards", output="outputs")
@@ -116,21 +131,6 @@ def config_name(args:list[str])->str|None:
     if len(names) > 1: raise ConfigError("command line", "--config is given twice", "", "leave one out")
     return names[0] if names else None
 
-# %% ../../nbs/15_cli/00_options.ipynb #c81ec201
-def expand_tristate_flags(args:list[str])->list[str]:
-    "Options of settings that can also be auto, with True and False written out"
-    names, out = {}, []   # option of a setting that takes Booleans or words -> its full option
-    for s in SETTINGS.values():
-        kinds = get_args(s.type)
-        if bool not in kinds or not any(get_origin(kind) is Literal for kind in kinds): continue
-        names |= {flag(name): flag(s.name) for name in (s.name, *aliases(s.name))}
-    for arg, following in zip(args, [*args[1:], "--"]):
-        name = flag(arg.removeprefix("--no-").removeprefix("--"))
-        if name in names and arg.startswith("--no-"): out += [names[name], "False"]
-        elif name in names and following.startswith("--"): out += [names[name], "True"]
-        else: out.append(arg)
-    return out
-
 # %% ../../nbs/15_cli/00_options.ipynb #op0wrd02
 def split_options(
     args:list[str],
@@ -142,6 +142,10 @@ def split_options(
         if not arg.startswith("--"): found[-1][1].append(arg)
         else: found.append((name, [value] if is_one else []))
     return found
+
+def join_options(options:list[tuple[str,list[str]]])->list[str]:
+    "The command line of such options"
+    return [word for name, texts in options for word in (*filter(None, [name]), *texts)]
 
 # %% ../../nbs/15_cli/00_options.ipynb #op0wrd08
 def _can_read(text:str, t)->bool:
@@ -167,25 +171,65 @@ def split_foreign_options(
     args:list[str],
 )->tuple[list[str],dict[str,Any]]:   # the command line without them, and their values
     "Settings of other programs that a command line has, and values that only they take: `--fsdp full_shard`"
-    rest, foreign, types = [], {}, {name: s.type for name, s in SETTINGS.items()}
+    rest, foreign = [], {}
     known = known_names()
     of_any_tool = known.options()
     of_tool = known.options(known.tool_of(_without_dashes(name) for name, _ in split_options(args)))
     for name, texts in split_options(args):
-        bare, full = _without_dashes(name), full_name(_without_dashes(name))
-        kind = types.get(full)
-        if bool in get_args(kind):   # Booleans or words, of which tyro accepts only True and False
-            texts = [text.capitalize() if text.lower() in ("true", "false") else text for text in texts]
+        bare = _without_dashes(name)
+        setting = SETTINGS.get(full_name(bare))
         value = texts[0] if len(texts) == 1 else texts
-        is_ours = kind is None or all(_can_read(text, kind) for text in texts)
+        is_ours = setting is None or all(_can_read(text, setting.type) for text in texts)
         if bare in of_tool:   # as a Python value: True, 8, wandb
             try: value = ast.literal_eval(value.capitalize() if value in ("true", "false", "none") else value)
             except (ValueError, SyntaxError, RecursionError, MemoryError, AttributeError): pass
             foreign[bare] = value if texts else True
         elif texts and not is_ours and known.is_only_theirs(bare, value): foreign[bare] = value
         elif bare.removeprefix("no_") in of_any_tool and not texts: foreign[bare.removeprefix("no_")] = False
-        else: rest += [*filter(None, [name]), *texts]
-    return rest, foreign
+        else: rest.append((name, texts))
+    return join_options(rest), foreign
+
+# %% ../../nbs/15_cli/00_options.ipynb #op0pla03
+_NAMES_OF_A_RUN = ("model", "model_path", "adapter", "adapter_path", "run")   # in other programs
+
+def _is_run(text:str)->bool:
+    return any(os.path.isfile(os.path.join(root, text, "config.json")) for root in ("", "runs"))
+
+def arrange(
+    args:list[str],
+    own:dict[str,Option],
+    base:Config|None=None,   # with settings
+)->list[str]:
+    """A command line in full names, with the words that no option takes in front, where a run is named
+
+    `--use_wandb False` becomes `--no-wandb`, and `evaluate --model runs/NAME` becomes `evaluate runs/NAME`."""
+    kinds = {name: option.kind for name, option in own.items()}
+    if base is not None: kinds = {s.name: s.type for s in SETTINGS.values()} | kinds
+    has_places = any(option.first for option in own.values())
+    first, rest = [], []
+    for name, texts in split_options(args):
+        bare = _without_dashes(name)
+        names_run = base is None and has_places and bare in _NAMES_OF_A_RUN and bare not in own and len(texts) == 1
+        if not name or names_run:
+            first += texts
+            continue
+        is_off = bare.startswith("no_") and bare not in ALIASES
+        bare = bare.removeprefix("no_") if is_off else bare
+        full = bare if bare in ("output_dir", *own) else ALIASES.get(bare, bare)
+        kind, option = kinds.get(full), own.get(full)
+        if full != bare and kind is not None: name = flag(f"no_{full}" if is_off else full)
+        if kind is bool and texts and texts[0].lower() not in ("true", "false") and option is not None:
+            first, texts = [*first, *texts], []
+        elif has_places and option is not None and not _takes_many(kind):
+            first, texts = [*first, *texts[1:]], texts[:1]
+        elif has_places and option is not None:   # --eval-file a.jsonl b.jsonl runs/NAME
+            first += filter(_is_run, texts[1:])
+            texts = [*texts[:1], *(text for text in texts[1:] if not _is_run(text))]
+        if kind is bool and not is_off and len(texts) == 1 and texts[0].lower() in ("true", "false"):
+            name, texts = flag(full if texts[0].lower() == "true" else f"no_{full}"), []
+        elif is_off and bool in get_args(kind): name, texts = flag(full), ["False", *texts]
+        rest.append((name, texts))
+    return [*first, *join_options(rest)]
 
 # %% ../../nbs/15_cli/00_options.ipynb #op0chk02
 _LINE = "command line"
@@ -219,7 +263,8 @@ def _example_line(kind, texts:list[str]):
 # %% ../../nbs/15_cli/00_options.ipynb #op0chk03
 def _find_fault(kind, typed:str, texts:list[str])->ConfigError|None:
     "The fault in the values of an option, or None"
-    if kind.type is bool and not texts: return None
+    if bool in (kind.type, *get_args(kind.type)) and not texts: return None
+    if kind.is_duration: texts = [f"{parse_duration(text)}" for text in texts]
     if not texts or len(texts) > 1 and not _takes_many(kind.type):
         found = f"{typed} has no value" if not texts else f"{typed} has {len(texts)} values: {' '.join(texts)[:100]}"
         expected = f"{kind.name} takes {describe_annotation(kind.type)}"
@@ -230,21 +275,14 @@ def _find_fault(kind, typed:str, texts:list[str])->ConfigError|None:
     if negative: return ConfigError(_LINE, f"{typed} is {texts[0]}", "0 or more", edit(**{kind.name: kind.default}))
 
 # %% ../../nbs/15_cli/00_options.ipynb #01ba2a03
-_DURATIONS = ("timeout", *settings_with("is_duration"))   # options that also take 90s, 30m, 5h or 1:30:00
-
-def check_line(
+def line_problems(
     command:str,
-    args:list[str],
+    args:list[str],          # as `arrange` returns them
     own:dict[str,Option],
     base:Config|None=None,   # with settings
-)->None:
-    "One ConfigError for all unknown options and all missing or invalid values"
-    if "--help" in args: return
-    problems = line_problems(command, args, own, base)
-    if problems: raise ConfigError.all(problems)
-
-def line_problems(command:str, args:list[str], own:dict[str,Option], base:Config|None=None)->list[ConfigError]:
-    "All problems of a command line, in order"
+)->list[ConfigError]:
+    "All unknown options and all missing or invalid values, in order"
+    if "--help" in args: return []
     def setting(name, option):
         return Setting(option.help, name=name, type=option.kind, default=option.default, is_duration=name in _DURATIONS)
 
@@ -257,9 +295,8 @@ def line_problems(command:str, args:list[str], own:dict[str,Option], base:Config
         bare = _without_dashes(name)
         if not bare: continue
         switch = known.get(bare.removeprefix("no_"))
-        if bare not in known and (switch is None or bool not in (switch.type, *get_args(switch.type))):
-            problems.append(_no_option(command, name, known))
-        elif bare in known and (fault := _find_fault(known[bare], name, texts)): problems.append(fault)
+        if bare in known: problems += filter(None, [_find_fault(known[bare], name, texts)])
+        elif switch is None or switch.type is not bool: problems.append(_no_option(command, name, known))
     try: _check_first(command, split_options(args)[0][1], own)
     except ConfigError as e: problems.append(e)
     named = {_without_dashes(name) for name, _ in split_options(args)}
@@ -294,64 +331,6 @@ def _check_first(command_name:str, texts:list[str], own:dict[str,Option])->None:
         fix = edit(**{"eval_file" if "eval_file" in own else "train_file": text})
     elif re.fullmatch(r"[\w.-]+/[\w.-]+", text): fix = edit(model=text)
     raise ConfigError(_LINE, f"nothing takes {text[:100]!r}", "options, each with its value", fix)
-
-# %% ../../nbs/15_cli/00_options.ipynb #94c19f85
-_NAMES_OF_A_RUN = ("model", "model_path", "adapter", "adapter_path", "run")   # in other programs
-
-def switches(
-    args:list[str],
-    own:dict[str,Option],
-    base:Config|None=None,   # with settings
-)->list[str]:
-    """A command line in full names, whose switches are on or off: `--use_wandb False` -> `--no-wandb`
-
-    A run or a model is named first: `evaluate --model runs/NAME` -> `evaluate runs/NAME`."""
-    plain = set() if base is None else {name for name, s in SETTINGS.items() if s.type is bool}
-    known = {*own} if base is None else {*SETTINGS}
-    takes_run, first, out = base is None and any(option.first for option in own.values()), [], []
-    for name, texts in split_options(args):
-        bare = _without_dashes(name)
-        if takes_run and bare in _NAMES_OF_A_RUN and bare not in own and len(texts) == 1:
-            first += texts
-            continue
-        is_off = bare.startswith("no_") and bare not in ALIASES
-        if is_off: bare = bare.removeprefix("no_")
-        full = ALIASES.get(bare)
-        if full in known and bare not in ("output_dir", *own): name = flag(f"no_{full}" if is_off else full)
-        written = _without_dashes(name) in plain and len(texts) == 1 and texts[0].lower() in ("true", "false")
-        if written and texts[0].lower() == "false": name = f"--no-{name.removeprefix('--')}"
-        out += [*filter(None, [name]), *(() if written else texts)]
-    return [*first, *out]
-
-# %% ../../nbs/15_cli/00_options.ipynb #op0pla03
-def _is_run(text:str)->bool:
-    return any(os.path.isfile(os.path.join(root, text, "config.json")) for root in ("", "runs"))
-
-def arrange(
-    args:list[str],
-    own:dict[str,Option],
-)->list[str]:
-    "A command line with durations in seconds, and with words that no option takes in front, where a run is named"
-    has_places = any(option.first for option in own.values())
-    first, rest = [], []
-    for name, texts in split_options(args):
-        option = own.get(_without_dashes(name).removeprefix("no_"))
-        is_switch = option is not None and option.kind is bool
-        if not name: first += texts
-        elif is_switch and "=" not in name and texts and texts[0].lower() not in ("true", "false"):
-            rest.append(name)
-            first += texts
-        else:
-            if has_places and option is not None and not _takes_many(option.kind):
-                first += texts[1:]
-                texts = texts[:1]
-            elif has_places and option is not None:   # --eval-file a.jsonl b.jsonl runs/NAME
-                first += filter(_is_run, texts[1:])
-                texts = [*texts[:1], *(text for text in texts[1:] if not _is_run(text))]
-            if _without_dashes(name) in _DURATIONS: texts = [f"{parse_duration(text)}" for text in texts]
-            rest += [name, *texts]
-    return [*first, *rest]
-
 
 # %% ../../nbs/15_cli/00_options.ipynb #op0hlp02
 EXAMPLES = dict(
@@ -402,8 +381,8 @@ def parse_own(
 )->SimpleNamespace:
     "Parse a command's options; ConfigError for anything that it does not take"
     import tyro
-    args = switches(arrange(args, own), own, base)
-    check_line(command, args, own, base)
+    args = arrange(args, own, base)
+    if problems := line_problems(command, args, own, base): raise ConfigError.all(problems)
     if os.environ.get("NO_COLOR") and {"-h", "--help"} & {*args}: os.environ["TERM"] = "dumb"   # tyro heeds only that
     made = tyro.cli(options_class(command, own, base), args=args, prog=f"sft_nb {command}",
                     description=described(command, summary))
@@ -419,18 +398,17 @@ def parse(
     *, summary:str,
 )->tuple[Any,Config]:
     "A command's own options, and the config with the sources of its values"
-    args, foreign = split_foreign_options(expand_tristate_flags(args))
+    args, foreign = split_foreign_options(args)
     name, names = config_name(args), named_settings(args)
     try: base = load_config(name)
     except ConfigError:   # from the file; the command line may be wrong too, or correct it
         find_config(name)
         base = load_config()
-    lines = {} if "--help" in args else line_problems(command, switches(arrange(args, own), own, base), own, base)
-    if lines:
+    if problems := line_problems(command, arrange(args, own, base), own, base):
         theirs = []
         try: load_config(name, source="command line", **foreign)
         except ConfigError as e: theirs = [e]
-        raise ConfigError.all([*lines, *theirs])
+        raise ConfigError.all([*problems, *theirs])
     options = parse_own(command, args, own, summary=summary, base=base)
     values = {n: getattr(options, n) for n in names} | foreign
     repeats = base.run_name and not {"run_name", "output_dir"} & {*values} and find_config(name).suffix == ".json"

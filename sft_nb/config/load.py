@@ -17,7 +17,8 @@ from typing import Any
 from fastcore.basics import patch
 
 from ..base.escape import escape_controls
-from ..base.display import as_html, details_html, table_html
+from ..base.display import details_html, Drawn, Table, table_html, table_text
+from ..base.view import View, view_html
 from ..base.credentials import redact_patterns
 from ..base.files import write_atomically
 from ..base.report import as_fix, ConfigError, edit, Fix, MissingPathError, shell_quote
@@ -236,16 +237,20 @@ def explicit_settings(
     return rows
 
 # %% ../../nbs/01_config/04_load.ipynb #cfgtab01
+def _tables(cfg:Config, rows:list[tuple])->tuple[Table,Table]:
+    "Settings with their values and sources; accepted keys of other tools"
+    lines = [dict(setting=name, value=short_repr(v), source=source) for name, v, source in rows]
+    accepted = [dict(accepted=name, because=reason) for name, reason in cfg.accepted.items()]
+    return Table(lines, left=("setting", "value", "source"), widest=1000), Table(accepted)
+
 def table(
     cfg:Config,
     *, everything:bool=False,  # True: include settings at their default
 )->str:                        # one line per setting: name, value, source
     "The settings of a config as text"
-    rows = [(name, short_repr(v), source) for name, v, source in explicit_settings(cfg, everything=everything)]
-    accepted = [f"{name}: {reason}" for name, reason in cfg.accepted.items()]
-    if not rows: return "\n".join(["every setting is at its default", *accepted])
-    a, b = max(len(r[0]) for r in rows), max(len(r[1]) for r in rows)
-    return "\n".join([*(f"{n:<{a}}  {v:<{b}}  {s}" for n, v, s in rows), *accepted])
+    settings, accepted = _tables(cfg, explicit_settings(cfg, everything=everything))
+    rest = [f"{name}: {reason}" for name, reason in cfg.accepted.items()]
+    return "\n".join([table_text(replace(settings, head=False)) or "every setting is at its default", *rest])
 
 # %% ../../nbs/01_config/04_load.ipynb #cfgfac02
 @patch
@@ -259,12 +264,8 @@ def _repr_html_(self:Config)->str:
     rows = explicit_settings(self)
     names = {name for name, _, _ in rows}
     others = [[name, repr(v)] for name, v, _ in explicit_settings(self, everything=True) if name not in names]
-    values = [[name, short_repr(v), source] for name, v, source in rows]
-    accepted = [[name, reason] for name, reason in self.accepted.items()]
-    parts = [table_html(values, head=["setting", "value", "source"])]
-    if accepted: parts.append(table_html(accepted, head=["accepted", "because"]))
-    parts.append(details_html(f"{len(others)} at their default", table_html(others)))
-    return redact_patterns(f"<div><b>{as_html(self._headline())}</b>{''.join(parts)}</div>")
+    folded = Drawn("", details_html(f"{len(others)} at their default", table_html(others)))
+    return redact_patterns(view_html(View(self._headline(), parts=[*_tables(self, rows), folded])))
 
 # %% ../../nbs/01_config/04_load.ipynb #cfgfac03
 @patch

@@ -17,8 +17,8 @@ from pathlib import Path
 
 
 from ..base.escape import escape_controls
-from ..base.display import Bar, format_change
-from ..base.view import Drawn, own_fields, part_html, RecordTable, Table, View, view_text
+from ..base.display import Drawn, format_change, with_bar
+from ..base.view import own_fields, part_html, RecordTable, Table, View, view_text
 from ..base.credentials import redact_json
 from ..base.files import remove_temporaries
 from ..base.progress import format_duration, log, Progress, progress_listener
@@ -272,7 +272,7 @@ def scores_table(
     def line(name:str, figures:dict, *shares:str)->dict:
         own = {figure: f"{figures[figure]:.3g}" if figure in figures else "" for figure in first}
         if (share := figures.get("accuracy")) is not None:
-            own[accuracy] = f"{share:.1%}" if first else Bar(f"{share:.1%}", share)
+            own[accuracy] = f"{share:.1%}" if first else with_bar(f"{share:.1%}", share)
         found = {"": name} | own | dict(zip(_SHARES, shares)) | {figure: figures.get(figure) for figure in rest}
         return {f"{figure} (it counts)" if figure == by else figure: v for figure, v in found.items()}
     lines = []

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from ..base.view import Drawn, own_fields, part_html, View, Viewable
+from ..base.display import Drawn
+from ..base.view import own_fields, part_html, View, Viewable
 from ..base.report import ConfigError, edit
 from ..config.load import with_parameters_of
 from ..runs.directory import Run

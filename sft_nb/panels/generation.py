@@ -61,7 +61,6 @@ class GenerationPanel(Panel):
     writing = False  # True while an answer is being written
     worker = None    # the generating thread
     last = 0.        # time of the last update
-    follower = None  # the thread that checks for new checkpoints
     note = ""        # HTML: result of the prompt set
 
     def __init__(self,
@@ -152,12 +151,25 @@ def generate(self:GenerationPanel)->None:
     except Exception as e:
         self.error = error_html(e)
         return self.draw()
-    self.writing = True
-    self._enable(False)     # before drawing the turn, so that no further question can be asked yet
+    self._write_in_thread(lambda: self.state.answer(turn, self._grown))
+
+@patch
+def _write_in_thread(self:GenerationPanel, work:Callable)->None:
+    "Let models write, in a thread of its own; until they have, everything but stop is disabled"
+    def run()->None:
+        try: work()
+        except Exception as e: self.error = error_html(e)
+        finally:
+            self.writing = False   # before the browser can send the next question
+            self._enable(True)
+            self._offer_thumbs()
+            self.draw()
+    self.writing, self.error = True, ""
+    self._enable(False)     # before the panel is drawn, so that no further question can be asked yet
     self.draw(save=False)   # a model may have to be loaded before the first token
-    self.worker = threading.Thread(target=self._work, args=[turn], daemon=True)
+    self.worker = threading.Thread(target=run, daemon=True)
     if self.thread: self.worker.start()
-    else: self._work(turn)
+    else: run()
 
 @patch
 def _enable(self:GenerationPanel, free:bool)->None:
@@ -169,17 +181,6 @@ def _enable(self:GenerationPanel, free:bool)->None:
 
 # %% ../../nbs/14_panels/08_generation.ipynb #vew0pan7
 _EVERY = .2   # seconds between updates of a growing answer
-
-@patch
-def _work(self:GenerationPanel, turn)->None:
-    "Let the models answer"
-    try: self.state.answer(turn, self._grown)
-    except Exception as e: self.error = error_html(e)
-    finally:
-        self.writing = False   # before the browser can send the next question
-        self._enable(True)
-        self._offer_thumbs()
-        self.draw()
 
 @patch
 def _grown(self:GenerationPanel, reply:Reply)->None:
@@ -199,35 +200,20 @@ def _keep_prompt(self:GenerationPanel)->None:
 def ask_prompt_set(self:GenerationPanel)->None:
     "Ask every checkpoint all kept prompts; does nothing while an answer is being written"
     if self.writing: return
-    self.writing, self.error = True, ""
-    self._enable(False)
-    self.draw(save=False)
-    self.worker = threading.Thread(target=self._work_on_set, daemon=True)
-    if self.thread: self.worker.start()
-    else: self._work_on_set()
-
-@patch
-def _work_on_set(self:GenerationPanel)->None:
-    "Let all models answer the kept prompts"
-    try:
+    def ask()->None:
         file = self.state.ask_prompt_set(max_new_tokens=self.controls.tokens.value,
                                          on_answer=lambda: self.draw(save=False))
         self.note = f"<div>the answers are in {escape_html(short_path(file))}</div>"
-    except Exception as e: self.error = error_html(e)
-    finally:
-        self.writing = False
-        self._enable(True)
-        self.draw()
+    self._write_in_thread(ask)
+
+@patch(as_prop=True)
+def is_live(self:GenerationPanel)->bool:
+    "Is the run being trained? Then it has new checkpoints"
+    return self.state.run.state in ACTIVE
 
 @patch
-def follow(self:GenerationPanel)->None:
-    "While the run is being trained, add each new checkpoint to the models"
-    if self.state.run.state not in ACTIVE or (self.follower and self.follower.is_alive()): return
-    self.follower = threading.Thread(target=self._show_new_checkpoints, daemon=True)
-    self.follower.start()
-
-@patch
-def _show_new_checkpoints(self:GenerationPanel, every:float=2.)->None:
+def keep_up(self:GenerationPanel, every:float=2.)->None:
+    "Add each new checkpoint to the models until the training ends"
     enough = threading.Event()
     try:
         while self.comm is not None:   # None: it was closed
@@ -237,17 +223,6 @@ def _show_new_checkpoints(self:GenerationPanel, every:float=2.)->None:
             if not is_active: return
             enough.wait(every)
     except Exception as e: self.fail(e)   # the next view of the panel starts checking again
-
-@patch
-def begin_showing(self:GenerationPanel)->None:
-    "Called when a window shows the panel"
-    super(GenerationPanel, self).begin_showing()
-    self.follow()
-
-@patch
-def _ipython_display_(self:GenerationPanel)->None:
-    super(GenerationPanel, self)._ipython_display_()
-    self.follow()
 
 # %% ../../nbs/14_panels/08_generation.ipynb #vew0pan8
 @patch

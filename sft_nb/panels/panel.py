@@ -249,6 +249,18 @@ class Panel(anywidget.AnyWidget):
     def begin_showing(self)->None:
         "A window shows the panel; not every front end lets it draw itself before that"
         if not self.view: self.draw()
+        self.follow()
+
+    follower = None   # the thread that keeps up with a run
+    @property
+    def is_live(self)->bool:
+        "Is there a run to keep up with?"
+        return False
+    def follow(self)->None:
+        "Call `keep_up` in a thread, unless it runs or there is nothing to keep up with"
+        if not self.is_live or (self.follower and self.follower.is_alive()): return
+        self.follower = threading.Thread(target=self.keep_up, daemon=True)
+        self.follower.start()
     def to_dict(self)->dict:
         "The view as JSON"
         return self.state.to_dict()
@@ -288,6 +300,7 @@ def _ipython_display_(self:Panel)->None:
     display(data, metadata=metadata, raw=True)
     display(HTML(self._saved_picture()), display_id=self.saved_id)
     self.shown = True
+    self.follow()
 
 # %% ../../nbs/14_panels/00_panel.ipynb #6f272023
 @patch

@@ -25,7 +25,7 @@ class RunPanel(Panel):
         every:float=1.,         # seconds between checks
     ):
         super().__init__(RunState(run, *others))
-        self.every, self._thread = every, None
+        self.every = every
         self.stop = Button("stop after this step", title="with a checkpoint, from which it can be resumed")
         self.resume = Button("resume")
         self.checkpoint = Button("checkpoint after this step", title="training continues")
@@ -112,15 +112,13 @@ def refresh(self:RunPanel, *, always:bool=False)->None:
 # %% ../../nbs/14_panels/04_run.ipynb #liv0pan4
 _BEAT = 2.   # seconds between heartbeats
 
-@patch
-def follow(self:RunPanel)->None:
-    "Poll the run in a thread, until it has ended or the panel is closed"
-    if not self.state.any_active or (self._thread and self._thread.is_alive()): return
-    self._thread = threading.Thread(target=self._follow_until_end, daemon=True)
-    self._thread.start()
+@patch(as_prop=True)
+def is_live(self:RunPanel)->bool:
+    "Is one of the runs being trained?"
+    return self.state.any_active
 
 @patch
-def _follow_until_end(self:RunPanel)->None:
+def keep_up(self:RunPanel)->None:
     "Poll, and send a heartbeat; a window without one for some seconds says that the kernel is gone"
     enough, last = threading.Event(), 0.
     self.beat_seconds = _BEAT
@@ -134,11 +132,6 @@ def _follow_until_end(self:RunPanel)->None:
     finally: self.beat_seconds = 0.
 
 # %% ../../nbs/14_panels/04_run.ipynb #b52f0962
-@patch
-def _ipython_display_(self:RunPanel)->None:
-    super(RunPanel, self)._ipython_display_()
-    self.follow()
-
 @patch
 def begin_showing(self:RunPanel)->None:
     "Called when a window shows the panel, perhaps again: read the run, and follow it"

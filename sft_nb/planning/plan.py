@@ -15,7 +15,7 @@ import torch
 from fastcore.basics import patch
 
 from ..base.files import write_atomically
-from ..base.display import Bar, with_png, format_bytes
+from ..base.display import format_bytes, with_bar, with_png
 from ..base.view import own_fields, Table, View, Viewable
 from ..base.progress import format_duration, Phase, show_progress
 from ..base.report import ConfigError, pluralise, edit, fail, Finding, error_summary, ok, SftError, warn
@@ -96,7 +96,7 @@ class Plan(Viewable):
 
     def view(self)->View:
         "Memory by part, speed and settings"
-        sizes = {LABELS[part]: Bar(format_bytes(n), n / max(self.total, 1), k)
+        sizes = {LABELS[part]: with_bar(format_bytes(n), n / max(self.total, 1), k)
                  for k, (part, n) in enumerate(self.shown_parts.items())}
         sizes["together"] = f"{format_bytes(self.training)} of {self.device.gib:.1f} GiB"
         if self.evaluation: sizes["an evaluation"] = format_bytes(self.evaluation)

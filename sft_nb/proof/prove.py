@@ -8,12 +8,12 @@ __all__ = ['several_turns', 'answer_as_reference', 'adapter_stages', 'Proof', 'u
 # %% ../../nbs/13_proof/03_prove.ipynb #12cd2830
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
-from ..base.display import as_html, Html, Shown, table_html
-from ..base.view import Drawn, finding_html, own_fields, View
+from ..base.display import as_html, Drawn, Html, Shown, table_html
+from ..base.view import finding_html, own_fields, View
 from ..base.report import ConfigError, edit, Fix, ok, read_figures, SftError, warn
 from ..tokens.encode import encode_prompts, end_ids
 from ..tokens.prepare import missing_rows_are_of_the_run
@@ -146,8 +146,10 @@ class Proof(SavedResult):
             figures = Html("<br>".join(map(as_html, s.figures_in_words())))
             rows.append([s.link, *finding_html(s.finding), figures])
         stages = Drawn("\n".join(map(str, self.stages)), table_html(rows))
+        findings = [replace(s.finding, check=s.name) for s in self.stages]   # for JSON; text and HTML show the stages
+        more = dict(findings=findings, broken=self.broken and self.broken.name, fix=self.fix.says("shell"))
         return View(self.title, self.headline, self.verdict, "ok" if self.same else "fail", parts=[stages],
-                    data=own_fields(self) | dict(broken=self.broken and self.broken.name, fix=self.fix.says("shell")))
+                    data=own_fields(self) | more)
 
 # %% ../../nbs/13_proof/03_prove.ipynb #fd34df81
 def until_broken(

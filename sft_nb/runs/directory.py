@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SYSTEM_PROMPT_FILE', 'Run', 'check_links', 'open_run', 'check_free', 'reserve_name', 'create_run',
-           'needs_system_prompt', 'earlier_adapter', 'can_resume', 'start_process', 'is_there', 'plot', 'with_html',
+           'needs_system_prompt', 'earlier_adapter', 'can_resume', 'start_process', 'is_there', 'plot', 'runs_table',
            'list_runs']
 
 # %% ../../nbs/10_runs/10_directory.ipynb #aeb61a38
@@ -18,9 +18,9 @@ from fastcore.basics import patch
 from ..base.credentials import redact_patterns, secret_inside
 from ..base.escape import escape_controls
 from ..base.files import atomic_folder, read_json_object, remove_temporaries
-from ..base.display import code_html, figures_html, figures_text
-from ..base.view import Drawn, Table, View, Viewable, view_html
-from ..base.progress import in_notebook, log, Progress, ProgressBar
+from ..base.display import code_html, Drawn, figures_table, Table
+from ..base.view import part_html, View, Viewable
+from ..base.progress import format_duration, in_notebook, log, Progress, ProgressBar
 from ..base.report import (
     command, ConfigError, edit, Fix, MissingPathError, MissingRunError, pluralise, read_figures, SftError, shell_quote)
 from ..config.settings import max_time_seconds, SETTINGS
@@ -591,7 +591,7 @@ def view(self:Run)->View:
     fix = resume_command(self) if state == "killed" else self.status.fix
     parts = [reason] if reason else []
     if fix: parts.append(Drawn(f"Next: {fix}", f"<div>Next: {code_html(str(fix))}</div>"))
-    parts.append(Drawn("\n".join(figures_text(figures)), figures_html(figures)))
+    parts.append(figures_table(figures))
     about = summary(self) | dict(state=state, reason=reason, fix=fix.says("shell"), path=str(self.path))
     return View(self.name, self.state_in_words, state, BADGES.get(state, "skipped"), parts=parts,
                 data={k: v for k, v in about.items() if v == v})
@@ -622,16 +622,28 @@ def plot(
     return curve(run.metrics(), run.name)
 
 # %% ../../nbs/10_runs/10_directory.ipynb #tabfac02
-def with_html(
-    table,   # a pandas `DataFrame` of runs
-):           # the same, with an HTML display for notebooks
-    "Draw no column that is empty, a badge for the state, and nothing where pandas would write NaN"
-    def draw()->str:
-        columns = [name for name in table if any(is_there(v) for v in table[name])]
-        lines = [{name: row[name] if is_there(row[name]) else None for name in columns} for _, row in table.iterrows()]
-        return view_html(View(parts=[Table([line | dict(state=state_badge(line["state"])) for line in lines])]))
-    table._repr_html_ = draw
-    return table
+_FIGURES = ("step", "loss", "best_eval_loss", "base", "tuned", "seconds")   # right-aligned
+_OPTIONAL = "time model method seconds guards best_eval_loss reason by".split()   # left out first where it is narrow
+
+def runs_table(
+    runs,   # a pandas `DataFrame` from `list_runs`
+)->Table:
+    "Runs for people: without empty columns, with a badge for the state, and shares and times in their units"
+    def shown(name:str, value, by:str):
+        if not is_there(value): return None
+        if name == "state": return Drawn(value, state_badge(value))
+        if name in ("base", "tuned") and by == "accuracy": return f"{value:.1%}"
+        return format_duration(value) if name == "seconds" else value
+    records = runs.to_dict("records")
+    lines = [{name: shown(name, value, run.get("by")) for name, value in run.items()} for run in records]
+    names = [name for name in runs if any(line[name] is not None for line in lines)]
+    return Table([{name: line[name] for name in names} for line in lines], left={*names} - {*_FIGURES},
+                 optional=_OPTIONAL, others="sft_nb runs NAME, or --json")
+
+def _with_html(runs):
+    "The same `DataFrame`, drawn in a notebook as `runs_table`"
+    runs._repr_html_ = lambda: part_html(runs_table(runs))
+    return runs
 
 def list_runs(
     root:str|Path="runs",
@@ -647,8 +659,8 @@ def list_runs(
     lines = [summary(r) for r in runs]
     table = pd.DataFrame(lines)
     table["checkpoint"] = pd.Series([line["checkpoint"] for line in lines], dtype=object)   # not 12345.0
-    if len(only) < 2: return with_html(table)
+    if len(only) < 2: return _with_html(table)
     cfgs = [run.config for run in runs]   # reads a file for each
     values = {name: [getattr(cfg, name) for cfg in cfgs] for name in SETTINGS if name != "run_name"}
     differing = {name: column for name, column in values.items() if any(v != column[0] for v in column)}
-    return with_html(table.drop(columns=["model", "method"]).join(pd.DataFrame(differing, index=table.index)))
+    return _with_html(table.drop(columns=["model", "method"]).join(pd.DataFrame(differing, index=table.index)))

@@ -12,8 +12,8 @@ from itertools import groupby
 from typing import NamedTuple
 
 from ..base.escape import escape_html
-from ..base.display import as_html, details_html, WRAPPED
-from ..base.view import Drawn, View, Viewable
+from ..base.display import as_html, details_html, Drawn, WRAPPED
+from ..base.view import View, Viewable
 
 # %% ../../nbs/04_tokens/08_display.ipynb #a40eb606
 def spans(

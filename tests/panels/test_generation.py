@@ -358,6 +358,6 @@ def test_a_follower_that_cannot_read_says_so(learned, monkeypatch):
     models = list(panel.controls.models.options)
     def unreadable(run): raise PermissionError(13, "Permission denied", "checkpoints")
     monkeypatch.setattr("sft_nb.panels.generation.names_in", unreadable)
-    panel._show_new_checkpoints()
+    panel.keep_up()
     assert "Permission denied" in str(panel.view) and isinstance(panel.failure, PermissionError)
     assert models and panel.controls.models.options == models   # those that were there stay

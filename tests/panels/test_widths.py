@@ -115,7 +115,7 @@ def test_a_run_that_trains_on_while_the_tab_is_closed_is_followed_when_it_is_ope
         assert _wait(again, lambda: panel.state.step > step)
         again.get_by_text(f"{panel.state.step:,}", exact=True).first.wait_for()
         live.set_status("finished")
-    assert _wait(again, lambda: not panel._thread.is_alive())
+    assert _wait(again, lambda: not panel.follower.is_alive())
     again.get_by_text("finished").first.wait_for()
     again.close()
 
