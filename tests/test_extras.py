@@ -84,7 +84,7 @@ assert main(proof) == 0
 print("code", main([*proof, "--quantised", "int8"]))
 for more in (["--kernels", "compile"], ["--kernels", "liger"], ["--fsdp", "--num-processes", "2", "--method", "full"],
              ["--sequence-parallel-size", "2", "--num-processes", "2"], ["--model", "some.gguf"],
-             ["--adapter-name-or-path", "runs/lora"]):
+             ["--adapter-name-or-path", "runs/lora", "--no-preflight"]):
     print("code", main(["train", *few, *more]))
 from sft_nb import load_config, load_model, load_tokenizer, train, SftError
 cfg = load_config("demo", method="full", preflight=False)

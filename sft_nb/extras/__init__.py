@@ -50,6 +50,8 @@ EXTENSIONS = {
     "deepspeed": partial(_load_part, "deepspeed"),
     "parallelism": partial(_load_part, "sharding"),
     "formats": lambda: FORMATS,
+    "encodings": partial(_load_part, "encodings"),
+    "template_fixes": partial(_load_part, "template_fixes"),
     "message_shapes": partial(_load_part, "message_shapes"),
     "row_formats": partial(_load_part, "row_formats"),
     "proposals": partial(_load_part, "proposals"),

@@ -5,17 +5,18 @@
 # %% auto #0
 __all__ = ['SUFFIXES', 'TEXT_SUFFIXES', 'UNPACK_COMMANDS', 'Source', 'type_with_article', 'normalise_row', 'row_from_arrow',
            'file_suffix', 'read_json_lines', 'refuse_columns', 'read_json_file', 'detect_separator', 'read_table',
-           'read_parquet', 'read_document', 'plausible_encoding', 'read_workbook', 'shorten_path', 'wide_encoding',
-           'unreadable_error', 'file_digest', 'file_source']
+           'read_parquet', 'read_document', 'read_workbook', 'shorten_path', 'wide_encoding', 'unreadable_error',
+           'file_digest', 'file_source']
 
 # %% ../../nbs/02_rows/07_files.ipynb #2274274c
-import csv, gzip, hashlib, json, re, sys
+import csv, gzip, hashlib, json, sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
+from ..base.extensions import extension
 from ..base.report import command, error_summary, Fix, pluralise, shell_quote, SftError, with_article
 from .messages import is_missing, ROLE_KEYS
 from .readers import detect
@@ -232,53 +233,6 @@ def read_document(path:Path)->Iterator[tuple[int,dict]]:
                        command(f"mv {shell_quote(path)} {shell_quote(new)}"))
     yield 1, dict(text=text)
 
-# %% ../../nbs/02_rows/07_files.ipynb #enc00001
-_PUNCTUATION = "　-】，。！？：；（）“”‘’—…～·％＋－＝"
-
-def _word_pattern(letters:str, capitals:str="")->str:
-    "A pattern of words of a script: lower case with a capital at most, or all capitals"
-    return rf"(?<!\w)(?:[{capitals}]?[{letters}]+|[{capitals or letters}]+)(?!\w)"
-
-def _few_letters(letters:str)->str:
-    "A pattern of at most two of these letters or signs between others, as in European languages"
-    return rf"(?<![^\x00-\x7f])[{letters}“”‘’‚„–—…€«»§°\xa0]{{1,2}}(?![^\x00-\x7f])"
-
-@cache
-def _frequent_letters(encoding:str, first:int, last:int)->str:
-    "The characters whose first byte lies between two values: the frequent ones, in encodings of Chinese"
-    codes = bytes(b for lead in range(first, last + 1) for trail in range(0x40, 0xff) for b in (lead, trail))
-    return "".join({c for c in codes.decode(encoding, "ignore") if c > "\u3400"})
-
-_KANA, _HANGUL = "[ぁ-ヶー]", "[이다는을를의에가고하지도은서로사어기요니]"
-_ENCODINGS = {   # encoding -> pattern of ordinary text beside ASCII; characters of which it has at least a share
-    "cp1252": (_few_letters("àâäáãåæçéèêëíìîïñóòôöõøœúùûüýßÀÂÄÁÃÅÆÇÉÈÊËÍÎÏÑÓÔÖÕØŒÚÛÜ¿¡ªº"), "", 0),
-    "cp1250": (_few_letters("áâăäąćčçďđéęëěíîłľńňóôőöŕřśšşťţúůűüýźžżÁĄĆČĎĐÉĘĚÍŁĽŃŇÓŐÖŘŚŠŞŤÚŮŰÜÝŹŽŻß"), "", 0),
-    "cp1253": (_word_pattern("α-ωάέήίόύώϊϋ", "Α-ΩΆΈΉΊΌΎΏ") + "|[«»—–…]", "[άέήίόύώ]", .08),
-    "cp1255": (r"(?<!\w)[א-יכלמנסעפצק-ת]+[ךםןףץ]?(?!\w)|[“”–—…₪]", "", 0),   # five letters only end words
-    "cp1256": (_word_pattern("ء-يپچژگکی") + "|[،؛؟“”«»–—…]", "", 0),
-    "cp1251": (_word_pattern("а-яёіїєґ", "А-ЯЁІЇЄҐ") + "|[«»—–№…]", "", 0),
-    "koi8-r": (_word_pattern("а-яё", "А-ЯЁ"), "", 0),
-    "cp949": (f"[가-힣{_PUNCTUATION}]", _HANGUL, .1),
-    "shift_jis": (f"[ぁ-ヶー一-龥々{_PUNCTUATION}]", _KANA, .2),
-    "euc-jp": (f"[ぁ-ヶー一-龥々{_PUNCTUATION}]", _KANA, .2),
-    "gbk": (("gb2312", 0xb0, 0xd7), "", 0), "gb18030": (("gb2312", 0xb0, 0xd7), "", 0),
-    "big5": (("big5", 0xa4, 0xc6), "", 0)}
-
-def plausible_encoding(
-    content:bytes,   # of a whole file, not in UTF-8
-)->str|None:         # as iconv knows it
-    "The encoding in which the content is ordinary text, or None"
-    shares = {}
-    for encoding, (pattern, typical, least) in _ENCODINGS.items():
-        try: text = content.decode(encoding)[:1_000_000]
-        except UnicodeDecodeError: continue
-        if isinstance(pattern, tuple): pattern = f"[{_frequent_letters(*pattern)}{_PUNCTUATION}]"
-        n = sum(c > "\x7f" for c in text)
-        if typical and len(re.findall(typical, text)) < least * n: continue
-        shares[encoding] = sum(c > "\x7f" for found in re.findall(pattern, text) for c in found) / max(n, 1)
-    best = max(shares, key=shares.get, default=None)   # of equals, the first
-    return best if best and shares[best] > .9 else None
-
 # %% ../../nbs/02_rows/07_files.ipynb #w0rkb002
 def _cells_of_sheets(path:Path)->dict[str,list[tuple]]:
     "Sheet -> its rows of cells, for sheets that are not empty; `SftError` without openpyxl, or for a broken file"
@@ -351,8 +305,10 @@ def unreadable_error(path:Path, e:Exception)->SftError:
     where, look = shorten_path(path), command(f"ls -l {shell_quote(path)}")
     if isinstance(e, UnicodeDecodeError):
         found = f"it is not UTF-8 text ({e.reason} at byte {e.start})"
-        with _open_bytes(path) as f: encoding = plausible_encoding(f.read())
-        fix = _utf8_command(path, encoding) if encoding else f"save {path.name} as UTF-8 where it was written"
+        encodings, fix = extension("encodings"), f"save {path.name} as UTF-8 where it was written"
+        if encodings:
+            with _open_bytes(path) as f: encoding = encodings.plausible_encoding(f.read())
+            if encoding: fix = _utf8_command(path, encoding)
         return SftError(where, found, "text in UTF-8", fix)
     if isinstance(e, csv.Error):
         fix = command(f"head {shell_quote(path)}")

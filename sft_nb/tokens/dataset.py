@@ -29,7 +29,7 @@ from ..rows.sources import Mixture, NO_ROWS, unused_test_files
 from ..tasks.core import ANY_FORMAT, Task
 from ..tasks.metrics import labels_of
 from .template import PROBE, PROBE_QUESTION, Template
-from .turns import fix_for_empty_blocks, render_turn
+from .turns import render_turn
 from .encode import end_ids
 from .pipeline import loose_text, RowStatistics
 from .accounting import Counts, REQUESTED, Totals
@@ -345,7 +345,9 @@ def _find_in_answers(s:Split, name:str, t:Template)->list[Finding]:
         opening, close = tags or t.blocks[0]
         text = (f"{pluralise(n, 'answer')} without reasoning {'begins' if n == 1 else 'begin'} with an empty block, "
                 f"{opening}{close}, which is learned too: the model learns not to think")
-        fix = fix_for_empty_blocks(t, [*map(json.loads, seen.arguments)])
+        fixes = extension("template_fixes")
+        fix = "reasoning in each answer, or a {chat_template} without the block"
+        if fixes: fix = fixes.fix_for_empty_blocks(t, [*map(json.loads, seen.arguments)])
         out.append(warn(text, fix, check=f"{name}_empty_reasoning"))
     if place := seen.notes.get("parted"):
         text = f"the chat template writes a prompt differently once its answer follows (first at {place})"

@@ -4,20 +4,18 @@
 
 # %% auto #0
 __all__ = ['RenderedTurn', 'end_of_answer', 'render_turn', 'has_content', 'supervised_messages', 'hidden_spans', 'Chunk',
-           'fix_for_empty_blocks', 'split_conversation']
+           'lay_out_fitted', 'split_conversation']
 
 # %% ../../nbs/04_tokens/03_turns.ipynb #3668a623
 import json, os, re
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import or_
 from typing import NamedTuple
 
-from ..base.report import as_fix, edit, Fix, pluralise, SftError
-from ..config.setting import as_pairs
+from ..base.extensions import extension
+from ..base.report import as_fix, edit, pluralise, SftError
 from ..rows.thoughts import BLOCKS, split_thought
 from .template import (
-    pattern_of_any, PROBE, PROBE_QUESTION, Template, TemplateRefusal, thought_of, with_json_arguments)
+    pattern_of_any, PROBE, Template, TemplateRefusal, thought_of, with_json_arguments)
 
 # %% ../../nbs/04_tokens/03_turns.ipynb #4b9e4478
 @dataclass
@@ -370,7 +368,12 @@ def _with_blocks_apart(messages:list[dict], t:Template)->list[dict]:
         return m | dict(content=block.answer, block=block.thought + block.gap)
     return [apart(m) for m in messages]
 
-def _lay_out_fitted(messages:list[dict], t:Template, **how)->list[list[Chunk]]:
+def lay_out_fitted(
+    messages:list[dict],
+    t:Template,
+    **how,   # as for `split_conversation`
+)->list[list[Chunk]]:
+    "Examples of a conversation as this template can write it, if necessary with reasoning beside the text"
     fitted = t.adapt_messages(messages, how["where"])
     try: return _lay_out(fitted, t, **how)
     except TemplateRefusal:
@@ -379,69 +382,6 @@ def _lay_out_fitted(messages:list[dict], t:Template, **how)->list[list[Chunk]]:
         try: return _lay_out(apart, t, **how)
         except SftError: pass
         raise   # what the template does with the row as it is
-
-_CHANNEL = re.compile(r"<\|channel\|>.*?<\|message\|>", re.DOTALL)
-
-def _join_roles(messages:list[dict])->list[dict]:
-    "`messages` in which those of one role that follow each other are one"
-    out = []
-    for m in messages:
-        if out and out[-1]["role"] == m["role"]: out[-1] |= dict(content=f"{out[-1]['content']}\n\n{m['content']}")
-        else: out.append({**m})
-    return out
-
-def _in_these_rows(arguments:dict)->Fix:
-    return as_fix(f'"chat_template_kwargs": {json.dumps(arguments)} in these rows')
-
-def _changed_messages(messages:list[dict], t:Template):
-    "Fixes that may help, each with the messages and the template after it"
-    own, defaults = messages[0].get("chat_template_kwargs", {}), getattr(t.tokenizer, "template_arguments", {})
-    for name, value in ((name, value) for name in t.switches for value in (True, False)):
-        if t.arguments.get(name) is value: continue
-        arguments = own | {name: value}
-        fix = edit(chat_template_kwargs=as_pairs(defaults | {name: value}))
-        if name in own: fix = _in_these_rows(arguments)
-        yield fix, [messages[0] | dict(chat_template_kwargs=arguments), *messages[1:]], t.for_arguments(arguments)
-    if any(thought_of(m) or t.block_in(m["content"]) for m in messages if m["role"] == "assistant"):
-        for reasoning in ("inline", "drop"):
-            if reasoning != t.reasoning: yield edit(reasoning=reasoning), messages, t.with_reasoning(reasoning)
-
-    for tag, end in t.blocks:
-        halves = [end in (m["content"] or "") and tag not in m["content"] for m in messages]
-        opened = [m | dict(content=tag + m["content"]) if half else m for m, half in zip(messages, halves)]
-        if opened != messages: yield as_fix(f"write {tag} in front of reasoning that ends with {end}"), opened, t
-    joined = _join_roles(messages)
-    if joined != messages: yield as_fix("join messages of one role that follow each other"), joined, t
-    def tags(m): return _CHANNEL.findall(m["content"] or "") + t.special.findall(_CHANNEL.sub("", m["content"] or ""))
-    if found := sorted({tag for m in messages for tag in tags(m)}):
-        clean = [m | dict(content=t.special.sub("", _CHANNEL.sub("", m["content"] or ""))) for m in messages]
-        yield as_fix(f"leave {', '.join(found)} out of the text of these messages"), clean, t
-
-def fix_for_empty_blocks(
-    t:Template,
-    of_rows:list[dict]|tuple=(),   # arguments that rows have themselves, which come before the setting
-)->Fix:
-    "The arguments of a template with which an answer without reasoning has no empty block to learn"
-    defaults = getattr(t.tokenizer, "template_arguments", {})
-    for name, value in ((name, value) for name in t.switches for value in (False, True)):
-        other = t.for_arguments({name: value})
-        try: turn = render_turn([PROBE_QUESTION, dict(role="assistant", content=PROBE)], other)
-        except SftError: continue
-        if not other.empty_block.match(turn.completion):
-            fix = edit(chat_template_kwargs=as_pairs(defaults | {name: value}))
-            if any(name in own for own in of_rows): fix = _in_these_rows({name: value})
-            return fix | "reasoning in each answer"
-    return as_fix("reasoning in each answer, or a {chat_template} without the block")
-
-def _helpful_fix(messages:list[dict], t:Template, how:dict)->Fix|None:
-    "The changes with which a refused conversation can be written; None if none helps"
-    found = []
-    for fix, changed, template in _changed_messages(messages, t) if t.proposes else ():
-        if len(found) == 3: break
-        try: _lay_out_fitted(changed, template, **how)
-        except Exception: continue   # a template can raise anything
-        if fix not in found: found.append(fix)
-    return reduce(or_, found) if found else None
 
 # %% ../../nbs/04_tokens/03_turns.ipynb #c1302cfc
 def split_conversation(
@@ -464,7 +404,9 @@ def split_conversation(
         return [out]
 
     t, how = t.for_row(messages), dict(turns=turns, prompt_too=prompt_too, apart=apart, where=where)
-    try: return _lay_out_fitted(messages, t, **how)
+    try: return lay_out_fitted(messages, t, **how)
     except TemplateRefusal as e:
-        fix = _helpful_fix(messages, t, how) or (as_fix(e.fix.advice) if e.fix.advice else edit(on_bad_row="drop"))
+        fixes = extension("template_fixes")
+        fix = fixes and fixes.helpful_fix(messages, t, how)
+        fix = fix or (as_fix(e.fix.advice) if e.fix.advice else edit(on_bad_row="drop"))
         raise TemplateRefusal(where, e.found, e.expected, fix, e.page) from e

@@ -268,7 +268,7 @@ def test_lora_beside_packed_experts(kind, tokenizer, tmp_path):
     ("qwen3_moe", dict(load_in_8bit=True), "is stored in 8 bits, but not mlp.experts", "load_in_8bit=False")])
 def test_experts_that_stay_in_16_bits_are_reported(kind, how, says, fix, tokenizer, tmp_path):
     packed, cfg = in_4_bits(tmp_path, tokenizer, kind, **how)
-    found = check_packed(packed, method="qlora")
+    found = check_packed(packed, method="qlora", load_in_8bit=cfg.load_in_8bit)
     assert found.status == "warn" and re.search(says, found.says) and str(found.fix) == fix
 
 

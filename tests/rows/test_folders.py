@@ -3,7 +3,7 @@ import pytest
 
 from sft_nb.config.load import load_config
 from sft_nb.base.report import SftError
-from sft_nb.rows.files import plausible_encoding
+from sft_nb.extras.encodings import plausible_encoding
 from sft_nb.rows.sources import open_rows
 from sft_nb.tokens.prepare import prepare
 
