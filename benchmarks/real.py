@@ -149,7 +149,7 @@ def score_job(path:str, figures:tuple[str,...])->dict:
         gain=dict(gain=round(float(gain.gain), 4), low=round(float(gain.low), 4), high=round(float(gain.high), 4),
                   p=round(float(gain.p), 4)),
         forgetting={name: round(float(getattr(forgotten, name)), 4) for name in ("rise", "low", "high", "kl")},
-        conclusions=s.conclusions,
+        conclusions=s.conclusions, findings=[str(f) for f in s.findings],
         examples=[dict(expected=a.expected, base=a.text[:300], tuned=answers[a.where].text[:300])
                   for a in s.base.answers[:5]],
         score_seconds=round(time.perf_counter() - began, 1),

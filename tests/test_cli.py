@@ -289,16 +289,18 @@ def test_a_help_is_as_wide_as_the_terminal_and_has_no_colour_where_none_is_wante
             assert line == "--help" or "default: None" not in text
 
 
-def test_a_table_of_runs_fits_and_leaves_out_what_is_not_known():
+def test_a_table_of_runs_fits_and_leaves_out_what_is_not_known(capsys):
     import pandas as pd
-    from sft_nb.cli.evaluation import _as_text
     known = dict(state="finished", step=1_234_567, loss=.25, by="accuracy", base=.1, tuned=.605, seconds=7_260.,
                  reason="", model="Qwen/Qwen3-4B-Instruct-2507", method="qlora", time="2026-01-01T00:00:00+0000")
     new = known | dict(by=None, base=None, tuned=None, reason="not a number at step 10, in 3 rows of a batch of 16")
     table = pd.DataFrame([dict(run=f"a-run-with-a-rather-long-name-{k}", **(new if k else known)) for k in range(3)])
     for columns in (80, 120):
         for named in (False, True):
-            with patch.dict(os.environ, COLUMNS=str(columns)): text = _as_text(table, named=named)
+            names = [*table["run"]] if named else []
+            listed = patch("sft_nb.runs.directory.list_runs", lambda root, only: table)
+            with listed, patch.dict(os.environ, COLUMNS=str(columns)): assert main(["runs", *names]) == 0
+            text = capsys.readouterr().out
             assert max(map(len, text.splitlines())) <= columns
             assert "1,234,567" in text and "10.0%" in text and "60.5%" in text
             assert "None" not in text and "nan" not in text

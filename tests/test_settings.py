@@ -16,11 +16,20 @@ SAY_WHAT_THERE_IS = {p.name for p in PACKAGE.glob("extras/*.py")} | {
 
 
 def unread(names:list[str])->list[str]:
-    "Settings that no module reads from a config, and that are not passed to the trainer"
+    "Settings that no module reads from a config or is given by name, and that are not passed to the trainer"
     read = {name for fact in FACTS for name in settings_with(fact)}
+    given, taken = set(), {}   # names of functions that are given settings; function -> the settings that it uses
     for path in PACKAGE.rglob("*.py"):
         if path.name in SAY_WHAT_THERE_IS or path.parent.name == "configs": continue
-        read |= {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute): read.add(node.attr)
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "values":
+                given |= {ast.unparse(arg) for arg in node.args}
+            if isinstance(node, ast.FunctionDef):
+                used = {n.id for part in node.body for n in ast.walk(part) if isinstance(n, ast.Name)}
+                taken.setdefault(node.name, set()).update({a.arg for a in node.args.kwonlyargs} & used)
+                if any(ast.unparse(d).startswith("check(") for d in node.decorator_list): given.add(node.name)
+    read |= {name for f in given for name in taken.get(f, ())}
     return [name for name in names if name not in read]
 
 

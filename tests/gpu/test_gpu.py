@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sft_nb.config.load import load_config
 from sft_nb.batches.collate import DataCollatorFlattening, CollatorWithPositions
-from sft_nb.model import attention as ours, checkpointing
+from sft_nb.model import attention as ours
+from sft_nb.model.finetuning import checkpointing
 from sft_nb.model.adapter import load_model
 from sft_nb.model.attention import Documents, varlen_attention
 from sft_nb.extras.kernels import compile_layers, fuse_gates, fuse_lora, fuse_norms, fuse_rotary, use_liger

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from shapes import folder
+from transformers import AutoModelForCausalLM
 
 from sft_nb.config.load import load_config
 from sft_nb.model import hardware
@@ -160,6 +161,8 @@ def test_products_of_a_base_are_in_tf32_or_not_as_the_hardware_says(monkeypatch)
     for tf32 in (True, False):
         as_card = SimpleNamespace(device="cuda", dtype=real.dtype, tf32=tf32)
         monkeypatch.setattr("sft_nb.model.load.find_hardware", lambda as_card=as_card, **how: as_card)
-        monkeypatch.setattr("sft_nb.model.load._loading_arguments", lambda cfg, hardware, shape: dict(dtype=real.dtype))
+        load = AutoModelForCausalLM.from_pretrained
+        monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained",   # there is no such card here
+                            lambda *args, load=load, device_map, **how: load(*args, device_map=None, **how))
         load_base(cfg, load_tokenizer(cfg))
         assert torch.backends.cuda.matmul.allow_tf32 is tf32

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sft_nb.batches.layout import BatchLengths
 from sft_nb.checks.preflight import same_model
 from sft_nb.config.load import load_config
-from sft_nb.model import checkpointing
+from sft_nb.model.finetuning import checkpointing
 from sft_nb.model.attention import announce_documents
 from sft_nb.model.loss import causal_lm
 from sft_nb.model.finetuning.checkpointing import (

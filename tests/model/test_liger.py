@@ -80,7 +80,7 @@ def test_a_copy_computes_with_its_own_weights(stand):
 
 def test_in_parts_it_stays_what_it_was(stand, monkeypatch):
     "Long rows go through Liger's norms, and not through those of the class"
-    from sft_nb.model import checkpointing
+    from sft_nb.model.finetuning import checkpointing
     monkeypatch.setattr(checkpointing, "_FEWEST", 4)
     m = model("qwen3").train()
     want = out(m)

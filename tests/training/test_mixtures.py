@@ -9,7 +9,7 @@ from learner import small
 from shapes import folder
 
 from sft_nb.checks.preflight import preflight
-from sft_nb.model import trl_trainer
+from sft_nb.model.finetuning import trl_trainer
 from sft_nb.base.report import ConfigError, Report, SftError
 from sft_nb.evaluation.evaluate import evaluate
 from sft_nb.proof import merge as merging
