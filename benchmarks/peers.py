@@ -112,7 +112,7 @@ def train_plain(a:dict, talks:list, tokenizer, measured:dict):
         AutoModelForCausalLM, DataCollatorForLanguageModeling, DataCollatorForSeq2Seq, set_seed, Trainer,
         TrainingArguments)
     set_seed(a["seed"])
-    model = AutoModelForCausalLM.from_pretrained(a["base"], dtype="auto")   # saved in bfloat16
+    model = AutoModelForCausalLM.from_pretrained(a["base"], dtype="bfloat16")   # as the hub's, with `auto`
     if a["mode"] == "expert":
         model, args = get_peft_model(model, LoraConfig(**LORA)), same_arguments(TrainingArguments, a)
         rows, collator = [prompt_and_answer(talk, tokenizer) for talk in talks], DataCollatorForSeq2Seq(tokenizer)
