@@ -78,10 +78,10 @@ def __dir__(): return sorted([*globals(), *_HOME])
 _MOVED = {f"sft_nb.{name}": f"sft_nb.{folder}.{name.split('.')[-1]}" for folder, names in {
     "base": "before_torch credentials display escape extensions files installation progress report",
     "config": "settings bases", "rows": "thoughts",
-    "model.finetuning": "optimizer model.optimizer model.checkpointing model.parallelism",
+    "model.finetuning": "optimizer model.optimizer model.checkpointing model.parallelism model.trl_trainer",
     }.items() for name in names.split()} | {
-    "sft_nb.model.generate": "sft_nb.model.generation", "sft_nb.model.sampling": "sft_nb.model.generation"
-    } | (_extension("older_modules") or {})
+    "sft_nb.model.generate": "sft_nb.model.generation", "sft_nb.model.sampling": "sft_nb.model.generation",
+    "sft_nb.config_files": "sft_nb.config.files"} | (_extension("older_modules") or {})
 
 
 class _OldNames:

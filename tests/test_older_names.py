@@ -4,6 +4,7 @@ import subprocess, sys
 import pytest
 
 from sft_nb import load_config
+from sft_nb.base.extensions import extension
 from sft_nb.base.report import ConfigError
 from sft_nb.config.load import Config
 
@@ -32,6 +33,14 @@ def test_old_names_of_the_model():
     from sft_nb.model.generation import Sampling
     assert checkpointing is new and sampling is generate and generate.Sampling is Sampling
     assert optimizer.__name__ == "sft_nb.model.finetuning.optimizer"
+
+
+def test_old_names_of_extras_and_of_each_module_that_moved():
+    import importlib
+    import sft_nb
+    older = extension("older_modules")
+    assert len(older) > 15 and older.items() <= sft_nb._MOVED.items()
+    for old, new in sft_nb._MOVED.items(): assert importlib.import_module(old) is importlib.import_module(new), old
 
 
 def test_old_names_load_no_torch():

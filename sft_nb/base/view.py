@@ -63,13 +63,13 @@ def _text_of_others(findings:list, everything:bool)->list[str]:
     if everything or len(passed) <= _MAX_PASSED_LISTED: return [*lines, *map(str, passed)]
     return [*lines, f"{STATUS_MARKS['ok']} {len(passed)} checks passed"]
 
-def _drawable(part):
+def _as_drawn_part(part):
     "A part in one of the forms that are drawn: text, `Table`, `Drawn`, `View`"
     if isinstance(part, Viewable): return part.view()
     return figures_table(part) if isinstance(part, dict) else part
 
 def _part_text(part, width:int)->str:
-    part = _drawable(part)
+    part = _as_drawn_part(part)
     if isinstance(part, Table): return table_text(part, width)
     return view_text(part) if isinstance(part, View) else str(part)
 
@@ -100,7 +100,7 @@ def part_html(
     part,   # text, figures, `Table`, `Drawn`, `View`, `Viewable`
 )->Html:
     "One part of a view"
-    part = _drawable(part)
+    part = _as_drawn_part(part)
     if isinstance(part, View): return view_html(part)
     return Html(f"<div>{as_html(part)}</div>") if isinstance(part, str) else as_html(part)
 

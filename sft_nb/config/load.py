@@ -237,7 +237,7 @@ def explicit_settings(
     return rows
 
 # %% ../../nbs/01_config/04_load.ipynb #cfgtab01
-def _tables(cfg:Config, rows:list[tuple])->tuple[Table,Table]:
+def _settings_tables(cfg:Config, rows:list[tuple])->tuple[Table,Table]:
     "Settings with their values and sources; accepted keys of other tools"
     lines = [dict(setting=name, value=short_repr(v), source=source) for name, v, source in rows]
     accepted = [dict(accepted=name, because=reason) for name, reason in cfg.accepted.items()]
@@ -248,7 +248,7 @@ def table(
     *, everything:bool=False,  # True: include settings at their default
 )->str:                        # one line per setting: name, value, source
     "The settings of a config as text"
-    settings, accepted = _tables(cfg, explicit_settings(cfg, everything=everything))
+    settings, accepted = _settings_tables(cfg, explicit_settings(cfg, everything=everything))
     rest = [f"{name}: {reason}" for name, reason in cfg.accepted.items()]
     return "\n".join([table_text(replace(settings, head=False)) or "every setting is at its default", *rest])
 
@@ -265,7 +265,7 @@ def _repr_html_(self:Config)->str:
     names = {name for name, _, _ in rows}
     others = [[name, repr(v)] for name, v, _ in explicit_settings(self, everything=True) if name not in names]
     folded = Drawn("", details_html(f"{len(others)} at their default", table_html(others)))
-    return redact_patterns(view_html(View(self._headline(), parts=[*_tables(self, rows), folded])))
+    return redact_patterns(view_html(View(self._headline(), parts=[*_settings_tables(self, rows), folded])))
 
 # %% ../../nbs/01_config/04_load.ipynb #cfgfac03
 @patch

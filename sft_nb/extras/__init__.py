@@ -15,8 +15,11 @@ FORMATS = dict(
     stored_completion=("input", "output"), vertex=("contents",))
 
 # modules that stand here, by their names in older versions
-OLDER = {"sft_nb.model.own_model": "own_model", "sft_nb.evaluation.search": "search",
-         "sft_nb.proof.folder_checks": "folder_checks"}
+OLDER = {f"sft_nb.{part}.{module}": module for part, modules in {
+    "evaluation": "openai_client search", "panels": "html_report losses", "rows": "proposals texts tool_calls",
+    "model": "cpu_cross_entropy fsdp kernels own_model sequence_parallel", "tokens": "template_cache",
+    "proof": "folder_checks gguf_checks server_checks"}.items() for module in modules.split()} | {
+    "sft_nb.panels.plan": "plan_panel"}
 
 
 def _load_part(module:str, name:str=""):

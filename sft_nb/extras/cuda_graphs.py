@@ -157,7 +157,7 @@ def _can_record(decoder:Decoder, running:Running)->bool:
     filled = running.is_plain and all(layer.is_initialized for layer in running.cache.layers)
     return filled and how in ("varlen", "sdpa") and "position_ids" in decoder.takes
 
-def _longest(decoder:Decoder, running)->int:
+def _longest_row(decoder:Decoder, running)->int:
     "Length of the longest row in tokens, prompt and answer"
     return max(len(decoder.prompts[row]) + len(decoder.written[row]) for row in running.rows)
 
@@ -174,7 +174,7 @@ def record_step(
                             **{decoder.cache_argument: rows.cache}, **more)
         return out.logits[:, -1]
     prompt = max(len(decoder.prompts[row]) for row in [*running.rows, *list(decoder.waiting)[:1]])   # the longest first
-    length = min(max(_longest(decoder, running), prompt) + _ROOM, prompt + decoder.how.max_new_tokens)
+    length = min(max(_longest_row(decoder, running), prompt) + _ROOM, prompt + decoder.how.max_new_tokens)
     try:
         rows = StaticRows(running, length)
         rows.replay = record_graph(step, decoder.model.device)
@@ -186,7 +186,7 @@ def keep_recorded(decoder:Decoder)->Running|StaticRows:
     "The running rows, recorded once they turn out to be long, and again when a slot is full"
     running = decoder.running
     if isinstance(running, StaticRows):
-        if _longest(decoder, running) <= running.length: return running
+        if _longest_row(decoder, running) <= running.length: return running
         running = running.release()
     elif max(len(decoder.written[row]) for row in running.rows) < _FEW_TOKENS: return running
     return record_step(decoder, running) or running

@@ -411,7 +411,7 @@ def name_base(
         adapter.base_model_name_or_path, adapter.revision = name, revision
 
 # %% ../../nbs/06_model/07_adapter.ipynb #14f485ac
-def _continues(adapter:str|None):
+def _need_earlier_adapter(adapter:str|None):
     "The extension that continues an earlier adapter; None: none is named. ConfigError if it is missing"
     if adapter is None: return None
     return need_extension("earlier_adapter", f"adapter_name_or_path {adapter!r}", edit(adapter_name_or_path=None))
@@ -421,7 +421,7 @@ def method_of_earlier(
     runs_dir:str="runs",
 )->str:                   # empty: there is none, or it does not belong to a run
     "The method of the run whose adapter is continued; ConfigError if there is no such folder"
-    earlier = _continues(adapter)
+    earlier = _need_earlier_adapter(adapter)
     return earlier.method_of_run(adapter, runs_dir) if earlier else ""
 
 # %% ../../nbs/06_model/07_adapter.ipynb #d8dee1b8
@@ -430,7 +430,7 @@ def load_model(
     tokenizer,
 ):               # ready to train
     "The base with its adapter (for `full`, all weights trainable); the adapter is new or from `adapter_name_or_path`"
-    earlier = _continues(cfg.adapter_name_or_path)
+    earlier = _need_earlier_adapter(cfg.adapter_name_or_path)
     folder = earlier and earlier.find_earlier_adapter(cfg)   # raised before anything is loaded
     with quiet():
         base = load_base(replace(cfg, device_map=None), tokenizer)   # training keeps it whole

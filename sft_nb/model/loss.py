@@ -313,7 +313,7 @@ def add_supervised_loss(
     return True
 
 # %% ../../nbs/06_model/05_loss.ipynb #71eadea9
-def _forward(model, batch:dict, dtype:torch.dtype=torch.float32, *, part=None, **how):
+def _run_forward(model, batch:dict, dtype:torch.dtype=torch.float32, *, part=None, **how):
     "The output of a model, or a part of it, for a batch, and the moved batch; 16 bits run under autocast"
     device = model.get_input_embeddings().weight.device
     def moved(value): return value.to(device, non_blocking=device.type == "cuda") if torch.is_tensor(value) else value
@@ -328,7 +328,7 @@ def batch_loss(
     supervised:bool,                     # `add_supervised_loss` was called; False: the model's own loss
 )->tuple[torch.Tensor,torch.Tensor]:     # sum over the supervised tokens in nats, and their number
     "The loss of a batch, as training computes it"
-    out, batch = _forward(model, batch, dtype, **(dict(supervised=True) if supervised else {}))
+    out, batch = _run_forward(model, batch, dtype, **(dict(supervised=True) if supervised else {}))
     if supervised: return out.loss, out.n_tokens
     n = (batch["labels"][:, 1:] != -100).sum()
     return out.loss * n, n
@@ -339,7 +339,7 @@ def batch_balance_loss(
     *, dtype:torch.dtype=torch.float32,  # compute dtype: 16 bits run under autocast
 )->torch.Tensor|None:                    # None: no layer has a router
     "The load-balancing loss of a batch, as training computes it"
-    return _forward(model, batch, dtype, supervised=True, output_router_logits=True)[0].aux_loss
+    return _run_forward(model, batch, dtype, supervised=True, output_router_logits=True)[0].aux_loss
 
 def loss_of_scores(
     model,                               # a causal language model
@@ -347,7 +347,7 @@ def loss_of_scores(
     *, dtype:torch.dtype=torch.float32,  # compute dtype: 16 bits run under autocast
 )->torch.Tensor:                         # nats per supervised token
     "The cross entropy of the next tokens by the scores that a model generates with, whatever its own loss is"
-    out, _ = _forward(model, {name: value for name, value in batch.items() if name != "labels"}, dtype)
+    out, _ = _run_forward(model, {name: value for name, value in batch.items() if name != "labels"}, dtype)
     scores, labels = out.logits[:, :-1], batch["labels"][:, 1:]
     return F.cross_entropy(scores.flatten(0, 1).float(), labels.flatten().to(scores.device))
 
@@ -364,7 +364,7 @@ def supervised_logits(
     Yields positions (n,) among the B * (T - 1) next tokens, their labels (n,), and logits (n, V) in float32."""
     labels = batch["labels"][:, 1:].to(model.get_input_embeddings().weight.device)
     batch = {name: value for name, value in batch.items() if name != "labels"}
-    out, _ = _forward(model, batch, part=None if head is None else backbone(causal_lm(model)))
+    out, _ = _run_forward(model, batch, part=None if head is None else backbone(causal_lm(model)))
     vectors = out.logits if head is None else out.last_hidden_state
     at, width = supervised_positions(labels), labels.shape[1]
     targets = labels.flatten()[at]
