@@ -551,7 +551,7 @@ def _learning_summary(
     if facts["cut"]: parts[-1] += f"; {facts['cut']:,} are cut"
     if facts["max_samples"] == facts["rows_read"]: parts[-1] += " (max_samples)"
     if facts["eval_samples"]:
-        parts.append(f"Held out: the first {facts['eval_samples']:,} rows (eval_samples); any further ones are not used")
+        parts.append(f"Held out: the first {facts['eval_samples']:,} rows (eval_samples); any others are not used")
     if facts["columns_not_used"]: parts.append(f"Not used: {join_names(facts['columns_not_used'])}")
     if facts["files_not_read"]:
         each = ", ".join(f"{n:,} ({why})" for why, n in facts["files_not_read"].items())

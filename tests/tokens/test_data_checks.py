@@ -111,5 +111,5 @@ def test_a_paragraph_names_what_is_learned(train, settings, expected, tokenizer)
 def test_the_paragraph_tells_that_only_some_of_the_held_out_rows_are_used(tokenizer):
     def summary(n): return prepare(load_config(task="chat", eval_fraction=.5, eval_samples=n), tokenizer,
                                    train=rows(clean)).report.summary
-    assert ". Held out: the first 2 rows (eval_samples); any further ones are not used. " in summary(2)
+    assert ". Held out: the first 2 rows (eval_samples); any others are not used. " in summary(2)
     assert "Held out" not in summary(1000)
