@@ -177,6 +177,7 @@ def why_unreadable(error:Exception)->str:
     if isinstance(error, OSError) and error.strerror: return error.strerror
     if isinstance(error, json.JSONDecodeError): return f"not JSON: {error.msg} on line {error.lineno}"
     if isinstance(error, UnicodeDecodeError): return "it is not UTF-8 text"
+    if type(error) is ValueError: return error_summary(error).partition(":")[0]
     if isinstance(error, KeyError): return f"{error} is missing"
     return "it has other contents"
 

@@ -17,7 +17,7 @@ from fastcore.basics import patch
 
 from ..base.credentials import redact_patterns, secret_inside
 from ..base.escape import escape_controls
-from ..base.files import atomic_folder, read_json_object, remove_temporaries
+from ..base.files import atomic_folder, open_regular, read_json_object, remove_temporaries
 from ..base.display import code_html, Drawn, figures_table, Table
 from ..base.view import part_html, View, Viewable
 from ..base.progress import format_duration, in_notebook, log, Progress, ProgressBar
@@ -42,6 +42,8 @@ from .provenance import change_world_size, check_resume_settings, extend_trainin
 from .summary import BADGES, loss_line, short_path, state_badge, summary
 
 # %% ../../nbs/10_runs/10_directory.ipynb #d8d2a9cf
+_LOG_BYTES = 2**20   # at the end of log.txt, which are read
+
 class Run(Viewable):
     "A run: its directory and its process; ConfigError if the directory holds no run"
     def __init__(self,
@@ -53,7 +55,7 @@ class Run(Viewable):
         self.trusts = trust_remote_code
         self._lock = None                   # the lock held by `locked`
         self._config = None                 # the config that was read last, and the state of its file
-        if os.path.isfile(self.path/"config.json"): return
+        if os.path.lexists(self.path/"config.json"): return   # whether it can be read is seen when it is
         near = ", ".join(p.name for p in run_folders(self.path.parent)[-5:])
         found = "there is no config.json in it" if os.path.isdir(self.path) else "there is no such directory"
         expected = f"the newest here are {near}" if near else "the directory of a run"
@@ -71,7 +73,7 @@ class Run(Viewable):
         "Its config; the file is read again if it has changed, or a file that it names is not where it was"
         file = self.path/"config.json"
         try:
-            with file.open() as f: found = os.fstat(f.fileno())   # NFS asks its server when a file is opened
+            with open_regular(file) as f: found = os.fstat(f.fileno())   # NFS asks its server when a file is opened
         except OSError: return load_config(file)   # raises its own error
         now = found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size, self.trusts
         known, at = self._config or (None, None)
@@ -90,9 +92,11 @@ class Run(Viewable):
         lines:int=40,   # number of last lines
     )->str:
         "The last lines that a launched process printed"
-        file = self.path/"log.txt"
-        if not file.exists(): return ""
-        return "\n".join(file.read_text(errors="replace").splitlines()[-lines:])
+        try:
+            with open_regular(self.path/"log.txt", largest=None) as f:
+                f.seek(max(0, f.seek(0, os.SEEK_END) - _LOG_BYTES))
+                return "\n".join(f.read().decode(errors="replace").splitlines()[-lines:])
+        except OSError: return ""
 
 # %% ../../nbs/10_runs/10_directory.ipynb #run00tr2
 def check_links(
@@ -577,7 +581,9 @@ def _figures(self:Run)->dict:
     by = "held-out loss" if line["by"] == "loss" else line["by"]
     names = dict(best_eval_loss="best held-out loss", base=f"{by} of the base", tuned=by, guards="noticed")
     shown = {names.get(k, k): v for k, v in line.items() if k not in _LEFT_OUT}
-    shown = dict(loss=loss_line(self.metrics())) | shown | dict(folder=short_path(self.path))
+    try: shown = dict(loss=loss_line(self.metrics())) | shown
+    except SftError: pass   # the damage is shown
+    shown |= dict(folder=short_path(self.path))
     why = read_json_object(self.path/"plan.json").get("reasons")
     if isinstance(why, dict) and "method" in why: shown["method"] = f"{shown['method']}  ({why['method']})"
     return {k: v for k, v in shown.items() if is_there(v)}
@@ -660,7 +666,11 @@ def list_runs(
     table = pd.DataFrame(lines)
     table["checkpoint"] = pd.Series([line["checkpoint"] for line in lines], dtype=object)   # not 12345.0
     if len(only) < 2: return _with_html(table)
-    cfgs = [run.config for run in runs]   # reads a file for each
-    values = {name: [getattr(cfg, name) for cfg in cfgs] for name in SETTINGS if name != "run_name"}
-    differing = {name: column for name, column in values.items() if any(v != column[0] for v in column)}
+    cfgs = {}
+    for run in runs:   # reads a file for each
+        try: cfgs[run.name] = run.config
+        except SftError: pass   # its line says so
+    values = {name: [getattr(cfg, name) for cfg in cfgs.values()] for name in SETTINGS if name != "run_name"}
+    differing = [name for name, column in values.items() if any(v != column[0] for v in column)]
+    differing = {name: [getattr(cfgs.get(run.name), name, None) for run in runs] for name in differing}
     return _with_html(table.drop(columns=["model", "method"]).join(pd.DataFrame(differing, index=table.index)))

@@ -92,11 +92,11 @@ def named_run(
 def run_folders(
     root:Path,        # the folder of all runs
 )->list[Path]:
-    "The runs in a folder, oldest first; what may not be read, or is being made, is none"
+    "The runs in a folder, oldest first, also damaged ones; what may not be read, or is being made, is none"
     found = {}
     try: entries = [e for e in os.scandir(root) if not e.name.startswith(".")]
     except (OSError, ValueError): return []   # an invalid file name is a ValueError
     for entry in entries:
-        try: found[entry.name] = os.stat(f"{entry.path}/config.json").st_mtime
+        try: found[entry.name] = os.lstat(f"{entry.path}/config.json").st_mtime
         except OSError: pass
     return [root/name for name in sorted(found, key=found.get)]
