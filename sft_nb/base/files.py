@@ -10,7 +10,7 @@ __all__ = ['LARGEST_BYTES', 'fsync', 'write_atomically', 'parse_json', 'open_reg
 # %% ../../nbs/00_base/06_files.ipynb #dsk00003
 import errno, fcntl, json, os, shutil, stat, tempfile, time, uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -127,8 +127,9 @@ def remove_temporaries(
     abandoned = [path for path in folder.glob(f".{name}*.new") if is_abandoned(path)]
     for path in abandoned:
         if path.is_dir(): shutil.rmtree(path, ignore_errors=True)
-        else: path.unlink(missing_ok=True)
-    return [path.name for path in abandoned]
+        else:
+            with suppress(OSError): path.unlink(missing_ok=True)   # of another user, in a folder like /tmp
+    return [path.name for path in abandoned if not os.path.lexists(path)]
 
 # %% ../../nbs/00_base/06_files.ipynb #dsk00013
 def inherit_read_permissions(

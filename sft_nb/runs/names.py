@@ -9,7 +9,7 @@ __all__ = ['check_name', 'default_run_stem', 'free_name', 'free_path', 'resume_c
 import os, re
 from pathlib import Path
 
-from ..base.report import command, ConfigError, edit, Fix, shell_quote
+from ..base.report import command, ConfigError, edit, Fix, is_denied, shell_quote
 
 # %% ../../nbs/10_runs/07_names.ipynb #ref00001
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -100,6 +100,8 @@ def run_folders(
     try: entries = [e for e in os.scandir(root) if not e.name.startswith(".")]
     except (OSError, ValueError): return []   # an invalid file name is a ValueError
     for entry in entries:
-        try: found[entry.name] = os.lstat(f"{entry.path}/config.json").st_mtime
-        except OSError: pass
+        config = Path(entry, "config.json")
+        try: found[entry.name] = os.lstat(config).st_mtime
+        except OSError: continue
+        if is_denied(config): del found[entry.name]
     return [root/name for name in sorted(found, key=found.get)]
