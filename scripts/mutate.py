@@ -3,6 +3,7 @@
     python scripts/mutate.py --record                     # once: which test executes which line; half an hour
     python scripts/mutate.py                              # 100 faults in the whole package: an hour on two cores
     python scripts/mutate.py --count 10 --seed 1 --module evaluation/statistics --module tokens/encode
+    python scripts/mutate.py --again                      # those that were not caught, after tests were added
 
 Each fault is planted in a throw-away copy of the tree, in the module and in the notebook that the module comes from.
 The tests that execute its line run until one fails: those of the file named after the module, the module's notebook,
@@ -197,10 +198,10 @@ def digest(text:str)->str: return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 class Recorder:
     "A pytest plugin: CPU seconds of each test, and lines of the package that it and its fixtures execute"
-    def __init__(self, tree:Path):
+    def __init__(self):
         import coverage
-        self.coverage = coverage.Coverage(data_file=None, source=[str(tree/"sft_nb")], config_file=False)
-        self.tree, self.began, self.context = tree, time.process_time(), ""
+        self.coverage = coverage.Coverage(data_file=None, source=[str(ROOT/"sft_nb")], config_file=False)
+        self.began, self.context = time.process_time(), ""
         self.seconds, self.fixtures, self.failed = {}, {}, set()
         self.coverage.start()
 
@@ -234,7 +235,7 @@ class Recorder:
         self.coverage.stop()
         data, found = self.coverage.get_data(), {}
         for file in data.measured_files():
-            module = str(Path(file).relative_to(self.tree/"sft_nb"))
+            module = str(Path(file).relative_to(ROOT/"sft_nb"))
             by_line = data.contexts_by_lineno(file)
             for test in self.seconds.keys() - self.failed:
                 contexts = {test, *self.fixtures[test]}
@@ -243,17 +244,17 @@ class Recorder:
         return found
 
 
-def record_file(name:str, tree:Path):
+def record_file(name:str):
     "Run a test file in this process, and write what its tests execute"
-    os.chdir(tree)
-    sys.path[:0] = [str(tree), str(tree/"tests")]
-    os.environ["PYTHONPATH"] = str(tree)
-    recorder = Recorder(tree)
+    os.chdir(ROOT)
+    sys.path.insert(0, str(ROOT/"tests"))
+    os.environ["PYTHONPATH"] = str(ROOT)
+    recorder = Recorder()
     pytest.main(["-q", "-p", "no:cacheprovider", name], plugins=[recorder])
     lines = recorder.lines()
-    modules = {module: (tree/"sft_nb"/module).read_text() for of in lines.values() for module in of}
+    modules = {module: (ROOT/"sft_nb"/module).read_text() for of in lines.values() for module in of}
     for source in modules.values(): (RECORDED/"sources"/digest(source)).write_text(source)
-    made = dict(file=digest((tree/name).read_text()), modules={m: digest(source) for m, source in modules.items()},
+    made = dict(file=digest((ROOT/name).read_text()), modules={m: digest(source) for m, source in modules.items()},
                 tests={test: dict(seconds=recorder.seconds[test], lines=of) for test, of in lines.items()})
     (RECORDED/(digest(name) + ".json")).write_text(json.dumps(made))
 
@@ -266,19 +267,15 @@ def record(folders:list[str], processes:int):
         file = RECORDED/(digest(name) + ".json")
         return file.exists() and json.loads(file.read_text())["file"] == digest((ROOT/name).read_text())
     names = [n for f in folders for n in test_files() if n.startswith(f) and not is_recorded(n)]
-    preload()
-    with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
-        copy_tree(Path(folder))
-        import_package(folder)   # once: only lines of functions are of interest
-        with multiprocessing.get_context("fork").Pool(processes, maxtasksperchild=1) as pool:
-            for k, line in enumerate(pool.imap_unordered(record_apart, [(n, Path(folder)) for n in names], 1), 1):
-                print(f"{k}/{len(names)} {line}", flush=True)
+    import_package()   # once: only lines of functions are of interest
+    with multiprocessing.get_context("fork").Pool(processes, maxtasksperchild=1) as pool:
+        for k, line in enumerate(pool.imap_unordered(record_apart, names, 1), 1):
+            print(f"{k}/{len(names)} {line}", flush=True)
 
 
-def record_apart(what:tuple[str,Path])->str:
-    name, tree = what
+def record_apart(name:str)->str:
     began = time.monotonic()
-    outcome, _ = in_fork(lambda: record_file(name, tree) or "", 3 * SECONDS_OF_A_FILE)
+    outcome, _ = in_fork(lambda: record_file(name) or "", 3 * SECONDS_OF_A_FILE)
     return f"{name} {outcome} {time.monotonic() - began:.0f} s"
 
 
@@ -289,6 +286,9 @@ class Records:
         for name in test_files():
             file = RECORDED/(digest(name) + ".json")
             if file.exists(): self.files[name] = json.loads(file.read_text())
+
+    def is_current(self, name:str)->bool:
+        return name in self.files and self.files[name]["file"] == digest((ROOT/name).read_text())
 
     def tests_of(self, module:str, lines:set[int])->dict[str,float]:
         "Seconds of the tests that execute one of the lines of a module"
@@ -340,11 +340,12 @@ def targets(fault:Fault, records:Records)->list[list[str]]:
         seconds += found[test]
         if chosen and seconds > SECONDS_OF_A_FAULT: break
         chosen.append(test)
+    changed = [[name] for name in importing(module) if not records.is_current(name)]   # it may have new tests
     named = [test for test in chosen if is_named(test)]
     others = [test for test in chosen if not is_named(test)]
     first = [test for test in others if found[test] < 1][:20]   # a fault is often caught by the quickest ones
     rest = [test for test in others if test not in first]
-    return [g for g in (named, first, *books, rest) if g]
+    return [g for g in (named, first, *books, rest, *changed) if g]
 
 
 def notebook_of(module:str)->Path|None:
@@ -352,14 +353,19 @@ def notebook_of(module:str)->Path|None:
     return ROOT/found[1] if found else None
 
 
-def copy_tree(to:Path):
-    "Copy tracked files, and untracked ones that git does not ignore"
+def take_snapshot(folder:Path):
+    "Copy tracked files, and untracked ones that git does not ignore; from now on everything is read from the copy"
+    global ROOT
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True,
                             text=True).stdout
     for name in listed.splitlines():
         if (ROOT/name).is_file():
-            (to/name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT/name, to/name)
+            (folder/name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT/name, folder/name)
+    ROOT = folder
+
+
+def copy_tree(to:Path): shutil.copytree(ROOT, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 def plant(fault:Fault, tree:Path):
@@ -489,12 +495,18 @@ def preload():
     from trl import SFTTrainer   # noqa: F401
 
 
-def import_package(tree:str):
-    "Import every module, so that forks need not"
+def import_package()->dict[str,set[int]]:
+    "Import every module, so that forks need not; the lines of each that this executes"
+    import coverage
     global is_imported
     is_imported = True
-    sys.path.insert(0, tree)
+    sys.path.insert(0, str(ROOT))
+    watch = coverage.Coverage(data_file=None, source=[str(ROOT/"sft_nb")], config_file=False)
+    watch.start()
     for module in sources(PARTS): importlib.import_module("sft_nb." + module.removesuffix(".py").replace("/", "."))
+    watch.stop()
+    data = watch.get_data()
+    return {str(Path(f).relative_to(ROOT/"sft_nb")): {*data.lines(f)} for f in data.measured_files()}
 
 
 class Mutations:
@@ -535,9 +547,9 @@ def run_fault(fault:Fault)->dict: return mutations.run(fault)   # `mutations` is
 
 
 def main():
-    global mutations
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", nargs="*", metavar="FOLDER", help="record tests: all, or those of tests/FOLDER")
+    parser.add_argument("--again", action="store_true", help="plant again what was not caught, as --out has it")
     parser.add_argument("--count", type=int, default=100, help="faults")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--module", action="append", help="tokens, or tokens/encode; can be repeated")
@@ -545,19 +557,37 @@ def main():
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, default=ROOT/"benchmarks/results/mutate.json")
     args = parser.parse_args()
-    if args.record is not None: return record(args.record or ["tests"], args.processes)
-    parts = args.module or PARTS
-    chosen = choose_faults(sources([p.removesuffix(".py") for p in parts]), args.count, args.seed)
     preload()
-    mutations, results = Mutations(args.seconds), []
-    fork = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory(prefix="mutate-") as folder, fork.Pool(args.processes) as fresh:
-        copy_tree(Path(folder))
-        import_package(folder)
+    with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
+        take_snapshot(Path(folder))
+        if args.record is not None: record(args.record or ["tests"], args.processes)
+        else: run_faults(args.module or PARTS, args)
+
+
+def not_caught(results:list[dict])->list[Fault]:
+    "The faults of a result that no test caught, where the code of now still has them"
+    def about(found:dict)->tuple: return tuple(found[name] for name in ("module", "kind", "before", "after"))
+    wanted, found = {about(r) for r in results if r["outcome"] != "caught"}, []
+    for module in sorted({module for module, *_ in wanted}):
+        source = (ROOT/"sft_nb"/module).read_text()
+        found += [fault for fault in find_faults(module) if about(fault.describe(source)) in wanted]
+    return found
+
+
+def run_faults(parts:list[str], args):
+    global mutations
+    old = json.loads(args.out.read_text()) if args.again else {}
+    results = [r for r in old.get("results", []) if r["outcome"] == "caught"]
+    if old: chosen, args.seed, parts = not_caught(old["results"]), old["seed"], old["modules"]
+    else: chosen = choose_faults(sources([p.removesuffix(".py") for p in parts]), args.count, args.seed)
+    mutations, fork = Mutations(args.seconds), multiprocessing.get_context("fork")
+    with fork.Pool(args.processes) as fresh:
+        executed = import_package()
+        def needs_import(f): return not is_inside(f) or not lines_of(f).isdisjoint(executed.get(f.module, ()))
         with fork.Pool(args.processes) as warm:   # most faults need no new import of the package
-            pools = {True: warm, False: fresh}
-            outcomes = (r for inside, pool in pools.items() for r in pool.imap_unordered(
-                run_fault, [f for f in chosen if is_inside(f) == inside], 1))
+            pools = {False: warm, True: fresh}
+            outcomes = (r for needs, pool in pools.items() for r in pool.imap_unordered(
+                run_fault, [f for f in chosen if needs_import(f) == needs], 1))
             for k, r in enumerate(outcomes, 1):
                 results.append(r)
                 print(f"{k}/{len(chosen)} {r['outcome']}: {r['module']}:{r['line']} {r['kind']}")

@@ -1,5 +1,5 @@
 """The command line as a new user sees it, wrong arguments first."""
-import json, os, re, shlex, signal, subprocess, sys, time
+import json, os, re, shlex, shutil, signal, subprocess, sys, time
 from contextlib import suppress
 from unittest.mock import patch
 
@@ -462,3 +462,14 @@ def test_reports_fit_the_terminal_and_fixes_stay_whole(trained):
         assert max(map(len, shown)) <= 80, [part for part in shown if len(part) > 80]
     data = shell("data", "--config", "demo", "--max-samples", 60, "--eval-samples", 16).stdout
     assert re.search(r"share supervised +31\.4% +33\.3%", data)
+
+
+@pytest.mark.parametrize("state, says", [("finished", False), ("stopped", True)])
+def test_merge_says_that_a_run_is_not_finished(undisturbed, tmp_path, capsys, state, says):
+    from sft_nb.base.report import SftError
+    from sft_nb.runs.directory import Run
+    run = Run(shutil.copytree(undisturbed.path, tmp_path/"some"))
+    run.set_status(state)
+    with patch("sft_nb.proof.merge.merge", side_effect=SftError("merge", "enough is seen", "", "go on")):
+        assert main(["merge", str(run.path)]) == 1
+    assert ("some is not finished" in capsys.readouterr().out) == says

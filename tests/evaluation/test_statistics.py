@@ -179,6 +179,13 @@ def test_power_is_what_it_says():
     assert rows_needed(.075, .2) <= 303 and round(100 * detectable(300), 1) == 7.5
     assert rows_needed(.05) < rows_needed(.02) and detectable(100) > detectable(1000)
     assert (rows_needed(.1, .2), rows_needed(.3, .3), detectable(0)) == (175, 30, 1)   # Connor's, a row lost, by hand
+    for n in (8, 20, 100):   # the inverse, for few rows as well
+        assert rows_needed(detectable(n, sd=.3), sd=.3) in (n, n + 1)
+        assert rows_needed(detectable(n + 30)) in (n + 30, n + 31)
+        assert power(n, detectable(n, sd=.3), sd=.3) == pytest.approx(.8)
+    for gain, differing in ((.3, .3), (.1, .2), (.05, .2)):
+        n = rows_needed(gain, differing)
+        assert power(n - 1, gain, differing) < .8 <= power(n, gain, differing)
     r, n = np.random.default_rng(3), rows_needed(.05, .15)
     found = [mcnemar(won, lost) < .05 for won, lost, _ in r.multinomial(n, [.1, .05, .85], 600)]
     assert .76 < np.mean(found) < .86
@@ -478,4 +485,6 @@ def test_rows_that_are_alike_count_once_in_every_part_of_a_difference():
     three = np.stack([tuned, *(r.random((2, 25)) < .6)]).astype(float)
     of_four = pick(base.repeat(4), three.repeat(4, -1), clusters=clusters)
     of_one = pick(base, three, clusters=[*range(25)])
-    assert of_four.difference.p == of_one.difference.p and of_four.simplest == of_one.simplest
+    for name in ("p", "low", "high"):   # the largest of three is drawn by clusters, too
+        assert getattr(of_four.difference, name) == pytest.approx(getattr(of_one.difference, name))
+    assert of_four.simplest == of_one.simplest
