@@ -263,7 +263,7 @@ def unscored_steps(
     folder:Path,   # runs/NAME/checkpoints
 )->set[int]:
     "Steps of the checkpoints that a follower has yet to score; empty without a follower"
-    try: since = time.time() - (folder.parent/_FOLLOWED).stat().st_mtime
+    try: since = abs(time.time() - (folder.parent/_FOLLOWED).stat().st_mtime)   # a clock may be set back
     except OSError: return set()
     if since > _GONE_AFTER: return set()
     scored = {l["checkpoint"] for l in _read_scores(folder.parent)}

@@ -293,7 +293,7 @@ def is_starting(
     if was is None: return False
     if started_process(folder) is not None: return True
     if was.is_alive is False: return False
-    return time.time() - file.stat().st_mtime < _SOON   # announced, or running where we cannot see it
+    return abs(time.time() - file.stat().st_mtime) < _SOON   # announced, or running where we cannot see it
 
 # %% ../../nbs/10_runs/05_process.ipynb #prc00020
 def is_trained(

@@ -275,7 +275,10 @@ def in_words(self:SupervisedTrainer, k:int)->str:
 def out_of_memory_error(self:SupervisedTrainer, k:int)->SftError:
     "The error for a micro-batch that does not fit in any way"
     found = f"memory ran out at {self.in_words(k)}, and it cannot be split further"
-    fix = edit(gradient_checkpointing=True)
+    fix, rows = edit(gradient_checkpointing=True), len(self.step.rows[k])
+    if self.parts == 1 and rows > 1 and not self.bench.cfg.max_tokens_per_batch:   # it was not tried in parts
+        fix = edit(per_device_train_batch_size=-(-rows // 2),
+                   gradient_accumulation_steps=2 * self.args.gradient_accumulation_steps) | fix
     fix |= "a smaller {max_length} or {per_device_train_batch_size}; sft_nb plan shows what fits"
     return SftError(f"step {self.state.global_step + 1}", found, "", fix)
 
