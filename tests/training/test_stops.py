@@ -122,11 +122,13 @@ def test_a_stop_in_any_phase_of_a_launched_run(tmp_path, undisturbed, monkeypatc
     module = launched if hasattr(launched, phase) else training
     begin = getattr(module, phase)
     def interrupted(*args, **kwargs):
-        if not first: first.append(send(signal.SIGTERM))
+        if not first:
+            first.append(phase)
+            send(signal.SIGTERM)
         return begin(*args, **kwargs)
     for name in ("stdout", "stderr"): monkeypatch.setattr(sys, name, getattr(sys, name))   # it replaces them
     with patch.object(module, phase, interrupted): assert launched.main([str(run.path)]) == 0
-    assert first and (run.state, run.status.stopped_by) == ("stopped", "SIGTERM")
+    assert (run.state, run.status.stopped_by) == ("stopped", "SIGTERM")
     assert not [*tmp_path.rglob("*.new"), *tmp_path.rglob("*.aside")]
     if phase in ("_save_result", "_record_end"): return assert_same(resume(run), undisturbed)
     assert str(run.status.fix) == f'train(load_config("{run.path}/config.json", run_name="run-2"))'
