@@ -122,7 +122,7 @@ def test_a_rise_is_a_press_away_from_its_rows(undisturbed):
     step, _ = panel.state.spikes()[0]
     panel.rises[0].click()
     assert panel.state.at == step and f"optimiser step {step} of 10" in panel.to_html()
-    assert all(f">{name}</span>" in panel.to_html() for name in panel.state.batches.names())
+    assert all(f">{name}</div>" in panel.to_html() for name in panel.state.batches.names())
 
 
 @pytest.mark.parametrize("asked", [
