@@ -138,7 +138,7 @@ def draw_curves(
 
 def describe_series(name:str, points:list[tuple])->str:
     "The first, lowest and last value in words"
-    if not (finite := [(v, step) for step, v in points if math.isfinite(v)]): return f"{name}: no finite value"
+    if not (finite := [(v, step) for step, v in points if math.isfinite(v)]): return f"{name} no finite value"
     (first, start), (lowest, at), (last, end) = finite[0], min(finite), finite[-1]
     return f"{name} {first:.4g} at step {start:,}, lowest {lowest:.4g} at {at:,}, last {last:.4g} at {end:,}"
 
@@ -149,8 +149,9 @@ def curves_html(
     charts = {title: {name: points for name, points in series.items() if points} for title, series in charts.items()}
     charts = {title: series for title, series in charts.items() if series}
     if not charts: return Html("")
-    words = [f"{title}: {'; '.join(describe_series(*s) for s in series.items())}" for title, series in charts.items()]
-    return figure_html(draw_curves(charts), ". ".join(words))
+    words = [describe_series(name if name == title else f"{title}, {name}:", points)
+             for title, series in charts.items() for name, points in series.items()]
+    return figure_html(draw_curves(charts), "; ".join(words))
 
 def curve(
     lines:list[dict],  # from `read_lines`

@@ -69,7 +69,8 @@ def tokens_of(
 
 # %% ../../nbs/04_tokens/08_display.ipynb #5h0w0027
 _TINTS = dict(supervised="rgba(46,160,67,.25)", context="rgba(128,128,128,.2)")   # tint of every second token
-_STYLES = dict(supervised="background:rgba(46,160,67,.15);border-bottom:2px solid #2da44e;text-decoration:none", context="opacity:.8")
+_UNDERLINE = "text-decoration:underline 2px #2da44e;text-underline-offset:3px"
+_STYLES = dict(supervised=f"background:rgba(46,160,67,.15);{_UNDERLINE}", context="opacity:.8")
 _TAGS = dict(supervised="ins", context="span")   # `ins` is underlined also where styles are removed
 _PADDING = "opacity:.8;border:1px dashed;border-radius:3px;padding:0 4px;margin-left:4px"
 TOKENS_STYLE = f"font-family:var(--jp-code-font-family,monospace);font-size:13px;line-height:1.75;{WRAPPED}"
