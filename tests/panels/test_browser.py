@@ -259,7 +259,8 @@ def test_recipes_that_are_neither_trusted_nor_run_show_what_is_supervised_and_th
             assert {*marked.evaluate_all(lines)} <= {"underline", "solid"}
             _soon(page, lambda: all(images.evaluate_all("all => all.map(e => e.naturalWidth > 300)")))
             assert page.locator(".jp-OutputArea-output").get_by_text("BatchPanel", exact=True).count() == 0
-            page.screenshot(path=tmp_path/f"{name}.png", full_page=True)
+            images.first.scroll_into_view_if_needed()
+            page.screenshot(path=tmp_path/f"{name}.png")
 
 
 def _go_dark(page)->None:
