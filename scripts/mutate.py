@@ -19,7 +19,6 @@ import gc
 import hashlib
 import importlib
 import inspect
-import itertools
 import json
 import multiprocessing
 import os
@@ -43,8 +42,8 @@ PARTS = ["base", "config", "rows", "tasks", "tokens", "batches", "model", "plann
 RECORDED = ROOT/".mutate"
 SLOW = ("browser", "widths", "kill", "together", "launch", "plain_install", "newcomer", "test_demo", "test_site",
         "test_walk", "test_compile", "test_contributing", "gpu/", "real/")
-SECONDS_OF_A_FILE = 90    # when its tests are recorded; later ones are left out
-SECONDS_OF_A_FAULT = 60    # of tests, as recorded; those that take longer together are left out
+SECONDS_OF_A_FILE = 60    # when its tests are recorded; later ones are left out
+SECONDS_OF_A_FAULT = 60    # of tests, by CPU time; those that take longer together are left out
 OPERATORS = {ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"), ast.Eq: ("==", "!="),
              ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is"), ast.In: ("in", "not in"),
              ast.NotIn: ("not in", "in"), ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"),
@@ -197,11 +196,11 @@ def digest(text:str)->str: return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class Recorder:
-    "A pytest plugin: seconds of each test and lines of the package that it executes, those of its fixtures included"
-    def __init__(self, tree:Path):
+    "A pytest plugin: CPU seconds of each test, and lines of the package that it and its fixtures execute"
+    def __init__(self):
         import coverage
-        self.coverage = coverage.Coverage(data_file=None, source=[str(tree/"sft_nb")], config_file=False)
-        self.tree, self.began, self.context = tree, time.monotonic(), ""
+        self.coverage = coverage.Coverage(data_file=None, source=[str(ROOT/"sft_nb")], config_file=False)
+        self.began, self.context = time.process_time(), ""
         self.seconds, self.fixtures, self.failed = {}, {}, set()
         self.coverage.start()
 
@@ -211,13 +210,13 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
-        began = time.monotonic()
+        began = time.process_time()   # hardly depends on what else the machine does
         self.switch(item.nodeid)
         self.fixtures[item.nodeid] = {f"fixture {name}" for name in item.fixturenames}
         done = yield
         self.switch("")
-        self.seconds[item.nodeid] = round(time.monotonic() - began, 2)
-        if time.monotonic() - self.began > SECONDS_OF_A_FILE: item.session.shouldstop = "enough is recorded"
+        self.seconds[item.nodeid] = round(time.process_time() - began, 2)
+        if time.process_time() - self.began > SECONDS_OF_A_FILE: item.session.shouldstop = "enough is recorded"
         return done
 
     @pytest.hookimpl(wrapper=True)
@@ -235,7 +234,7 @@ class Recorder:
         self.coverage.stop()
         data, found = self.coverage.get_data(), {}
         for file in data.measured_files():
-            module = str(Path(file).relative_to(self.tree/"sft_nb"))
+            module = str(Path(file).relative_to(ROOT/"sft_nb"))
             by_line = data.contexts_by_lineno(file)
             for test in self.seconds.keys() - self.failed:
                 contexts = {test, *self.fixtures[test]}
@@ -244,17 +243,17 @@ class Recorder:
         return found
 
 
-def record_file(name:str, tree:Path):
+def record_file(name:str):
     "Run a test file in this process, and write what its tests execute"
-    os.chdir(tree)
-    sys.path[:0] = [str(tree), str(tree/"tests")]
-    os.environ["PYTHONPATH"] = str(tree)
-    recorder = Recorder(tree)
+    os.chdir(ROOT)
+    sys.path.insert(0, str(ROOT/"tests"))
+    os.environ["PYTHONPATH"] = str(ROOT)
+    recorder = Recorder()
     pytest.main(["-q", "-p", "no:cacheprovider", name], plugins=[recorder])
     lines = recorder.lines()
-    modules = {module: (tree/"sft_nb"/module).read_text() for of in lines.values() for module in of}
+    modules = {module: (ROOT/"sft_nb"/module).read_text() for of in lines.values() for module in of}
     for source in modules.values(): (RECORDED/"sources"/digest(source)).write_text(source)
-    made = dict(file=digest((tree/name).read_text()), modules={m: digest(source) for m, source in modules.items()},
+    made = dict(file=digest((ROOT/name).read_text()), modules={m: digest(source) for m, source in modules.items()},
                 tests={test: dict(seconds=recorder.seconds[test], lines=of) for test, of in lines.items()})
     (RECORDED/(digest(name) + ".json")).write_text(json.dumps(made))
 
@@ -267,19 +266,15 @@ def record(folders:list[str], processes:int):
         file = RECORDED/(digest(name) + ".json")
         return file.exists() and json.loads(file.read_text())["file"] == digest((ROOT/name).read_text())
     names = [n for f in folders for n in test_files() if n.startswith(f) and not is_recorded(n)]
-    preload()
-    with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
-        copy_tree(Path(folder))
-        import_package(folder)   # once: only lines of functions are of interest
-        with multiprocessing.get_context("fork").Pool(processes, maxtasksperchild=1) as pool:
-            for k, line in enumerate(pool.imap_unordered(record_apart, [(n, Path(folder)) for n in names], 1), 1):
-                print(f"{k}/{len(names)} {line}", flush=True)
+    import_package()   # once: only lines of functions are of interest
+    with multiprocessing.get_context("fork").Pool(processes, maxtasksperchild=1) as pool:
+        for k, line in enumerate(pool.imap_unordered(record_apart, names, 1), 1):
+            print(f"{k}/{len(names)} {line}", flush=True)
 
 
-def record_apart(what:tuple[str,Path])->str:
-    name, tree = what
+def record_apart(name:str)->str:
     began = time.monotonic()
-    outcome, _ = in_fork(lambda: record_file(name, tree) or "", 3 * SECONDS_OF_A_FILE)
+    outcome, _ = in_fork(lambda: record_file(name) or "", 3 * SECONDS_OF_A_FILE)
     return f"{name} {outcome} {time.monotonic() - began:.0f} s"
 
 
@@ -353,14 +348,19 @@ def notebook_of(module:str)->Path|None:
     return ROOT/found[1] if found else None
 
 
-def copy_tree(to:Path):
-    "Copy tracked files, and untracked ones that git does not ignore"
+def take_snapshot(folder:Path):
+    "Copy tracked files, and untracked ones that git does not ignore; from now on everything is read from the copy"
+    global ROOT
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True,
                             text=True).stdout
     for name in listed.splitlines():
         if (ROOT/name).is_file():
-            (to/name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT/name, to/name)
+            (folder/name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT/name, folder/name)
+    ROOT = folder
+
+
+def copy_tree(to:Path): shutil.copytree(ROOT, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 def plant(fault:Fault, tree:Path):
@@ -490,11 +490,11 @@ def preload():
     from trl import SFTTrainer   # noqa: F401
 
 
-def import_package(tree:str):
+def import_package():
     "Import every module, so that forks need not"
     global is_imported
     is_imported = True
-    sys.path.insert(0, tree)
+    sys.path.insert(0, str(ROOT))
     for module in sources(PARTS): importlib.import_module("sft_nb." + module.removesuffix(".py").replace("/", "."))
 
 
@@ -536,7 +536,6 @@ def run_fault(fault:Fault)->dict: return mutations.run(fault)   # `mutations` is
 
 
 def main():
-    global mutations
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", nargs="*", metavar="FOLDER", help="record tests: all, or those of tests/FOLDER")
     parser.add_argument("--count", type=int, default=100, help="faults")
@@ -546,19 +545,24 @@ def main():
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, default=ROOT/"benchmarks/results/mutate.json")
     args = parser.parse_args()
-    if args.record is not None: return record(args.record or ["tests"], args.processes)
-    parts = args.module or PARTS
-    chosen = choose_faults(sources([p.removesuffix(".py") for p in parts]), args.count, args.seed)
     preload()
-    mutations, results = Mutations(args.seconds), []
-    fork = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory(prefix="mutate-") as folder, fork.Pool(args.processes) as fresh:
-        copy_tree(Path(folder))
-        import_package(folder)
+    with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
+        take_snapshot(Path(folder))
+        if args.record is not None: record(args.record or ["tests"], args.processes)
+        else: run_faults(args.module or PARTS, args)
+
+
+def run_faults(parts:list[str], args):
+    global mutations
+    chosen = choose_faults(sources([p.removesuffix(".py") for p in parts]), args.count, args.seed)
+    mutations, results, fork = Mutations(args.seconds), [], multiprocessing.get_context("fork")
+    with fork.Pool(args.processes) as fresh:
+        import_package()
         with fork.Pool(args.processes) as warm:   # most faults need no new import of the package
-            outcomes = warm.imap_unordered(run_fault, [f for f in chosen if is_inside(f)], 1)
-            others = [f for f in chosen if not is_inside(f)]
-            for k, r in enumerate(itertools.chain(outcomes, fresh.imap_unordered(run_fault, others, 1)), 1):
+            pools = {True: warm, False: fresh}
+            outcomes = (r for inside, pool in pools.items() for r in pool.imap_unordered(
+                run_fault, [f for f in chosen if is_inside(f) == inside], 1))
+            for k, r in enumerate(outcomes, 1):
                 results.append(r)
                 print(f"{k}/{len(chosen)} {r['outcome']}: {r['module']}:{r['line']} {r['kind']}")
                 print(f"    {r['before']}\n    {r['after']}\n    {r['by']} ({r['seconds']} s)", flush=True)

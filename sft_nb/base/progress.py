@@ -34,9 +34,14 @@ class Progress:
 
     @classmethod
     def from_dict(cls, d:dict)->"Progress":
-        "Read what `to_dict` wrote; other keys are ignored"
+        "Read what `to_dict` wrote; other keys are ignored. TypeError for values of other types"
         names = {f.name for f in fields(cls)}
-        return cls(**{k: v for k, v in d.items() if k in names})
+        known = cls(**{k: v for k, v in d.items() if k in names})
+        numbers = [known.time, known.seconds_left or 0, *known.figures.values()]
+        fine = (isinstance(known.phase, str) and isinstance(known.what, str)
+                and type(known.done) is type(known.of) is int and all(type(v) in (int, float) for v in numbers))
+        if not fine: raise TypeError("a value is of another type")
+        return known
 
     def to_dict(self)->dict:
         "Ready for JSON"

@@ -179,7 +179,8 @@ def _resume_run(options, cfg:Config, longer:dict, several:int|None):
     "Resume a run, here or in one or several other processes"
     from sft_nb.runs.directory import can_resume, open_run
     from sft_nb.runs.provenance import extend_training, change_world_size, settings_for_world_size
-    run, max_time = open_run(options.resume, trust_remote_code=cfg.trust_remote_code), cfg.max_time
+    run = open_run(options.resume, trust_remote_code=cfg.trust_remote_code, writes=True)
+    max_time = cfg.max_time
     if several is not None: settings_for_world_size(run, several)   # or the run would be longer, and not go on
     if _is_launched(options):   # of several processes, the first changes the run
         from sft_nb.training.train import resume
@@ -266,7 +267,7 @@ def train_command(args:list[str])->int:
     require_trust(cfg)
     with keep_output():   # | head
         printed = named_run(options.resume)/"log.txt" if options.resume else None
-        begin = printed.stat().st_size if printed and printed.exists() else 0   # by earlier parts
+        begin = printed.stat().st_size if printed and os.path.exists(printed) else 0   # by earlier parts
         run = _start_training(options, cfg, args)
         if not is_main_process(): return run.status.exit_code
         if not options.detach: return _print_result(_print_until_end(run, begin), options.examples)

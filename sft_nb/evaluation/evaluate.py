@@ -37,7 +37,7 @@ from ..model.hardware import free_memory
 from ..model.load import load_base
 from ..planning.bits import BitsCost, cost_of_bits, few_rows, in_16_bits, why_not_in_16_bits
 from ..workbench import leaves_base, Workbench
-from ..runs.directory import earlier_adapter, Run
+from ..runs.directory import check_permissions, earlier_adapter, Run
 from ..runs.checkpoint import keep_score, scored_alike, step_of, weights_digest
 from ..runs.locate import find_target, name_of_weights, Target
 from .statistics import Difference
@@ -485,6 +485,7 @@ def make_evaluator(
     "Prepare the rows; errors in settings or rows are raised before a model is loaded"
     settings, metrics = evaluation_settings(settings), check_metrics(metrics)
     target = find_target(what, checkpoint=checkpoint, trust_remote_code=trust_remote_code, **settings)
+    if target.run is not None: check_permissions(target.run, target.folder)   # scores are written there
     bench = Workbench(target.config, is_resolved=True)
     rows, left_out, domains = held_out(target, bench.tokenizer)
     questions = make_questions(bench.cfg, bench.tokenizer, rows, cluster=cluster, domains=domains,

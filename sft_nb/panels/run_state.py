@@ -68,15 +68,31 @@ def refresh(self:RunState)->bool:
     self.status, self.progress = run.status, run.progress
     try: self.noticed = Report.load(path/"guards.json").findings
     except SftError: self.noticed = []   # it is being written, or is damaged
-    plan = read_json_object(path/"plan.json")
-    self.plan = plan if {"allocated", "device"} <= plan.keys() else {}
-    self.samples = [line for line in read_lines(path/"samples.jsonl") if isinstance(line.get("answers"), list)]
+    self.planned = _planned_memory(read_json_object(path/"plan.json"))
+    self.damage = [f"{run.name}/metrics.jsonl: {tail.why}" for run, tail in zip(self.runs, self.tails) if tail.why]
+    try: lines = read_lines(path/"samples.jsonl")
+    except SftError as e:
+        lines = []
+        self.damage.append(f"{run.name}/samples.jsonl: {e.found}")
+    self.samples = [line for line in lines if _has_answers(line)]
     self.checkpoints = [p.name for p in run.checkpoints()]
     self.save_requested = (path/CHECKPOINT_ASKED).exists()
     before = self.last_seen
     self.last_seen = (self.state, self.status, self.progress, self.noticed, self.samples, self.checkpoints,
-                      self.save_requested)
+                      self.save_requested, self.damage)
     return any(come) or before != self.last_seen
+
+def _has_answers(line:dict)->bool:
+    answers = line.get("answers")
+    return isinstance(answers, list) and all(isinstance(answer, dict) for answer in answers)
+
+def _planned_memory(plan:dict)->dict[str,float]:
+    "GiB: the planned peak and the total; empty if the plan is missing or damaged"
+    try:
+        device = plan["device"]
+        planned = plan["total" if device.get("kind") == "cpu" and "total" in plan else "allocated"]
+        return dict(planned=planned / 2**30, there=float(device["gib"]))
+    except (KeyError, TypeError, ValueError, AttributeError): return {}
 
 # %% ../../nbs/14_panels/03_run_state.ipynb #liv0sta3
 @patch(as_prop=True)
@@ -170,13 +186,8 @@ def look_at(self:RunState, step:int|None)->BatchState|None:
 @patch
 def memory(self:RunState)->dict[str,float]:
     "GiB: the peak so far, the planned peak, and the total"
-    found = {}
-    if "peak_memory_gib" in self.newest: found["taken"] = float(self.newest["peak_memory_gib"])
-    if self.plan:
-        device = self.plan["device"]
-        planned = self.plan["total" if device.get("kind") == "cpu" and "total" in self.plan else "allocated"]
-        found |= dict(planned=planned / 2**30, there=float(device["gib"]))
-    return found
+    taken = dict(taken=self.newest["peak_memory_gib"]) if "peak_memory_gib" in self.newest else {}
+    return taken | self.planned
 
 def _memory_html(gib:dict[str,float])->str:
     "A bar for each figure, on one scale"
@@ -267,6 +278,7 @@ def head_html(self:RunState)->str:
     chip = f"<span style='{look}'>{escape_html(self.state)}</span>"
     value = "<div><b style='font-size:21px;line-height:1.2'>{}</b><br><span style='font-size:12px'>{}</span></div>"
     numbers = "".join(value.format(escape_html(v), escape_html(name)) for name, v in self.numbers().items())
+    fix += "".join(f"<div>{escape_html(text)}</div>" for text in self.damage)
     return (f"<div><b style='font-size:14px'>{escape_html(self.run.name)}</b> {chip}</div>"
             f"<div style='display:flex;flex-wrap:wrap;gap:4px 28px;margin:6px 0'>{numbers}</div>"
             f"<div>{bar}</div>{fix}{wish}")

@@ -146,7 +146,7 @@ def read_conversation(
     name:str,     # what a message of it is called in errors
 )->list[dict]:
     "The messages in a column of a row; `SftError` if there are none"
-    if is_missing(row[column]): return []
+    if is_missing(row.get(column)): return []
     messages = parse_list(row[column], column)
     if len(messages) > 1 and are_texts(messages):   # which take turns
         messages = [dict(role=("user", "assistant")[k % 2], content=text) for k, text in enumerate(messages)]

@@ -13,14 +13,15 @@ import errno, hashlib, json, math, re, shutil, time
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..base.files import fsync, inherit_read_permissions, parse_json, read_json, read_json_object
+from ..base.files import (
+    fsync, inherit_read_permissions, open_regular, parse_json, read_bytes, read_json, read_json_object)
 from ..base.report import Fix, SftError
 
 # %% ../../nbs/10_runs/02_checkpoint.ipynb #4effbeb1
 MANIFEST = "checkpoint.json"   # file -> bytes and SHA-256
 
 def _file_sha256(path:Path)->str:
-    with path.open("rb") as f: return hashlib.file_digest(f, "sha256").hexdigest()
+    with open_regular(path, largest=None) as f: return hashlib.file_digest(f, "sha256").hexdigest()
 
 def write_checksums(
     folder:Path,   # all files must be written
@@ -198,7 +199,7 @@ def _read_scores(path:Path, *, own:bool=True)->list[dict]:
     """Whole lines with a finite value; an interrupted last line is left out
 
     `own`: only of the run's own rows, and of the weights that a checkpoint has now, if it is there"""
-    try: written = (path/_SCORES).read_bytes().split(b"\n")[:-1]
+    try: written = read_bytes(path/_SCORES).split(b"\n")[:-1]
     except OSError: return []
     now = {folder.name: weights_digest(folder) for folder in (path/"checkpoints").glob("checkpoint-*")}
     scores = []
@@ -208,7 +209,7 @@ def _read_scores(path:Path, *, own:bool=True)->list[dict]:
         if not isinstance(score, dict): continue
         texts, value = [score.get(name) for name in ("checkpoint", "figure", "rows")], score.get("value")
         if not all(isinstance(text, str) for text in texts) or type(value) not in (int, float): continue
-        known = re.fullmatch(r"adapter|checkpoint-\d{1,18}", texts[0]) and math.isfinite(value)
+        known = re.fullmatch(r"adapter|checkpoint-\d{1,18}", texts[0]) and abs(value) < math.inf
         was, has = score.get("weights"), now.get(texts[0])
         is_outdated = bool(was and has and was != has)   # overwritten by resumed training
         if known and (not own or score.get("own", True) and not is_outdated): scores.append(score)

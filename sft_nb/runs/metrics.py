@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..base.files import parse_json
+from ..base.files import open_regular, parse_json, read_bytes
 from ..base.display import AXIS_COLOUR, figure_html, Html, plain_axes, with_png
+from ..base.report import command, shell_quote, SftError, why_unreadable
 from .environment import write_text
 
 # %% ../../nbs/10_runs/04_metrics.ipynb #11a3fca7
@@ -32,9 +33,23 @@ def to_line(
 def _restore_not_finite(metrics:dict)->dict:
     return {k: float(v) if v in _NOT_FINITE else v for k, v in metrics.items()}
 
-def from_line(line:str)->dict:
-    "The metrics that `to_line` was given"
-    return _restore_not_finite(json.loads(line))
+_FIGURES = frozenset("loss eval_loss train_loss grad_norm learning_rate epoch seconds tokens_per_second num_tokens "
+                     "peak_memory_gib mean_token_accuracy".split())   # numbers; a callback may log anything else
+
+def _is_metrics(parsed)->bool:
+    "Has it a step, and numbers where they are read as numbers?"
+    if not isinstance(parsed, dict) or type(parsed.get("step")) is not int or parsed["step"] < 0: return False
+    for name, value in parsed.items():
+        if type(value) is int and abs(value) >= 2**63: return False
+        if name in _FIGURES and type(value) not in (int, float) and value not in _NOT_FINITE: return False
+    return True
+
+def from_line(line:str|bytes)->dict:
+    "The metrics that `to_line` was given; ValueError for a damaged line"
+    try: parsed = parse_json(line)
+    except ValueError: parsed = None
+    if not _is_metrics(parsed): raise ValueError("a line is damaged")
+    return _restore_not_finite(parsed)
 
 # %% ../../nbs/10_runs/04_metrics.ipynb #1351a690
 def append_line(
@@ -45,27 +60,27 @@ def append_line(
     with file.open("a", encoding="utf-8") as f: f.write(to_line(metrics))
 
 # %% ../../nbs/10_runs/04_metrics.ipynb #7e94f462
-def _is_metrics(parsed)->bool: return isinstance(parsed, dict) and isinstance(parsed.get("step"), int)
-
-def _parse_line(line:bytes)->dict|None:
-    "A parsed line; None if it is damaged"
-    try: parsed = parse_json(line)
-    except ValueError: return None
-    return parsed if _is_metrics(parsed) else None
-
 def _parse_lines(lines:bytes)->list[dict]:
     "Whole lines, without those that a disk has damaged"
     try: parsed = parse_json(b"[" + lines.replace(b"\n", b",")[:-1] + b"]")   # faster than line by line
-    except ValueError: parsed = map(_parse_line, lines.split(b"\n"))
+    except ValueError:
+        parsed = []
+        for line in lines.split(b"\n"):
+            try: parsed.append(from_line(line))
+            except ValueError: pass
+        return parsed
     found = list(filter(_is_metrics, parsed))
     return [*map(_restore_not_finite, found)] if any(word in lines for word in _QUOTED_NOT_FINITE) else found
 
 def read_lines(
     file:Path,  # metrics.jsonl; it need not exist yet
 )->list[dict]:
-    "The whole lines of a file, in the order in which they were written"
-    try: written = file.read_bytes()
-    except (FileNotFoundError, IsADirectoryError): return []
+    "The whole lines of a file, in the order in which they were written; `SftError` if it cannot be read"
+    try: written = read_bytes(file)
+    except FileNotFoundError: return []
+    except OSError as e:
+        fix = command(f"mv {shell_quote(file)} {shell_quote(f'{file}.broken')}")
+        raise SftError(str(file), f"it cannot be read ({why_unreadable(e)})", "a file of lines", fix) from e
     return _parse_lines(written[:written.rfind(b"\n") + 1])   # an incomplete line was cut off by a crash
 
 # %% ../../nbs/10_runs/04_metrics.ipynb #met00004
@@ -73,15 +88,16 @@ _TAIL_BYTES = 4096   # enough for a line or two
 
 def last_line(
     file:Path,  # metrics.jsonl; it need not exist yet
-)->dict:        # or empty
+)->dict:        # or empty, also if it cannot be read
     "The last whole line"
     try:
-        with file.open("rb") as f:
+        with open_regular(file) as f:
             f.seek(max(0, f.seek(0, 2) - _TAIL_BYTES))
             ends = f.read().split(b"\n")[:-1]
-    except (FileNotFoundError, IsADirectoryError): return {}
+    except OSError: return {}
     for line in reversed(ends):
-        if metrics := _parse_line(line): return _restore_not_finite(metrics)
+        try: return from_line(line)
+        except ValueError: pass
     return next(reversed(read_lines(file)), {})
 
 # %% ../../nbs/10_runs/04_metrics.ipynb #aeaea794
@@ -188,7 +204,7 @@ class Tail:
     def __init__(self,
         file:Path,   # it need not exist yet
     ):
-        self.file = file
+        self.file, self.why = file, ""   # why it cannot be read
         self._forget(b"")
 
     def _forget(self, first:bytes)->None:
@@ -201,12 +217,15 @@ class Tail:
         "Read the lines that were added since the last call; False if there were none"
         before = self.read_to, self.first
         try:
-            with self.file.open("rb") as f:
+            with open_regular(self.file) as f:
                 first, size = f.readline(), f.seek(0, 2)
                 if size < self.read_to or first != self.first: self._forget(first)
                 f.seek(self.read_to)
                 found = f.read()
-        except OSError: return False
+        except FileNotFoundError: return False
+        except OSError as e:
+            self.why = why_unreadable(e)
+            return False
         whole = found[:found.rfind(b"\n") + 1]   # the last line may be incomplete
         self.read_to += len(whole)
         for metrics in _parse_lines(whole):

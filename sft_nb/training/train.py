@@ -463,7 +463,7 @@ def resume(
     **settings,                         # refused: settings of a run cannot change
 )->Run:
     "Continue a run at its newest complete checkpoint; ConfigError without one, or if it is finished or being trained"
-    run = open_run(run, trust_remote_code=trust_remote_code)
+    run = open_run(run, trust_remote_code=trust_remote_code, writes=True)
     check_resume_settings(run, settings)
     max_time = max_time_seconds(max_time)
     load_env_files()

@@ -179,6 +179,13 @@ def test_power_is_what_it_says():
     assert rows_needed(.075, .2) <= 303 and round(100 * detectable(300), 1) == 7.5
     assert rows_needed(.05) < rows_needed(.02) and detectable(100) > detectable(1000)
     assert (rows_needed(.1, .2), rows_needed(.3, .3), detectable(0)) == (175, 30, 1)   # Connor's, a row lost, by hand
+    for n in (8, 20, 100):   # the inverse, for few rows as well
+        assert rows_needed(detectable(n, sd=.3), sd=.3) in (n, n + 1)
+        assert rows_needed(detectable(n + 30)) in (n + 30, n + 31)
+        assert power(n, detectable(n, sd=.3), sd=.3) == pytest.approx(.8)
+    for gain, differing in ((.3, .3), (.1, .2), (.05, .2)):
+        n = rows_needed(gain, differing)
+        assert power(n - 1, gain, differing) < .8 <= power(n, gain, differing)
     r, n = np.random.default_rng(3), rows_needed(.05, .15)
     found = [mcnemar(won, lost) < .05 for won, lost, _ in r.multinomial(n, [.1, .05, .85], 600)]
     assert .76 < np.mean(found) < .86

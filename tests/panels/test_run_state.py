@@ -113,7 +113,7 @@ def test_a_press_asks_and_does_not_wait(run, monkeypatch):
         assert asked == [None] and (run.path/CHECKPOINT_ASKED).exists()
         assert "a checkpoint is requested" in panel.to_html()
         panel.close()
-        panel.follower.join(5)
+        panel.follower.join(300)
         assert not panel.follower.is_alive()
 
 
@@ -165,12 +165,12 @@ def test_what_cannot_be_read_while_a_run_is_followed_is_said_and_the_kernel_is_n
         panel.state.refresh()
         patched.setattr(panel.state, "refresh", unreadable)
         panel.follow()
-        panel.follower.join(20)
+        panel.follower.join(300)
         assert not panel.follower.is_alive() and panel.beat_seconds == 0 and panel.state.any_active
         assert "Permission denied" in str(panel.view) and isinstance(panel.failure, PermissionError)
         patched.undo()
         panel._try(lambda: None)   # any press
         assert panel.follower.is_alive() and "Permission denied" not in str(panel.view)
         panel.close()
-    panel.follower.join(20)
+    panel.follower.join(300)
     assert not panel.follower.is_alive()

@@ -50,6 +50,11 @@ def test_answers_cut_at_a_number_of_tokens(tokenizer):
     assert "they were cut" in found["train_cut_answers"]
 
 
+def test_texts_have_no_prompt_that_they_could_contradict(tokenizer):
+    found = findings([dict(text=f"no {k}") for k in range(60)], tokenizer)
+    assert not found.keys() & {"train_contradictions", "train_same_prompt"}
+
+
 def test_one_prompt_with_contradictory_answers(tokenizer):
     capital = [dict(question="Capital of France?", answer=name) for name in ("Paris", "Lyon", "Paris")]
     found = findings(rows(clean) + capital, tokenizer)
