@@ -7,7 +7,7 @@ __all__ = ['STATUS_MARKS', 'STATUS_COLOURS', 'WRAPPED', 'FAILURE_PAGES', 'SIDES'
            'format_number', 'format_change', 'badge_html', 'table_html', 'cell_text', 'Table', 'table_text',
            'details_html', 'bar_html', 'with_bar', 'sparkline', 'format_bytes', 'code_html', 'link_html', 'card_html',
            'card_text', 'failure_page', 'page_url', 'calling_line', 'snake_case', 'label', 'Shown', 'format_figure',
-           'figures_table', 'png_of', 'with_png', 'plain_axes', 'figure_html']
+           'figures_table', 'with_png', 'plain_axes', 'figure_html']
 
 # %% ../../nbs/00_base/02_display.ipynb #fac0imp1
 import base64, math, os, re, shutil, textwrap, traceback
@@ -338,7 +338,7 @@ def figures_table(
 # %% ../../nbs/00_base/02_display.ipynb #fac0fig2
 AXIS_COLOUR = "#767676"   # contrast 4.5 to white, 4.6 to black
 
-def png_of(
+def _png_of(
     fig,             # a matplotlib.figure.Figure
     **how,           # arguments of `savefig`
 )->bytes:
@@ -351,7 +351,7 @@ def with_png(
     fig,   # a matplotlib.figure.Figure
 ):         # the same
     "Give a figure a PNG representation that every notebook can display"
-    fig._repr_png_ = lambda: png_of(fig)
+    fig._repr_png_ = lambda: _png_of(fig)
     return fig
 
 def plain_axes(
@@ -369,5 +369,5 @@ def figure_html(
     text:str,   # what it shows, for a reader without images
 )->Html:
     "A figure inside HTML"
-    data = base64.b64encode(png_of(fig, transparent=True)).decode()
+    data = base64.b64encode(_png_of(fig, transparent=True)).decode()
     return Html(f"<img alt='{as_html(text)}' src='data:image/png;base64,{data}' style='max-width:100%'>")

@@ -33,6 +33,6 @@ def intervals_html(
     ax.set_xticks(steps[:12])
     ax.margins(x=.08, y=.15)
     plain_axes(ax, title)
-    told = [f"step {step:,}{f', {names[step]}' if step in names else ''}: {value:.4g} (95% interval {low:.4g} to {high:.4g})"
-            for step, value, low, high in points]
+    told = [f"step {step:,}{', ' * (step in names)}{names.get(step, '')}: {value:.4g} "
+            f"(95% interval {low:.4g} to {high:.4g})" for step, value, low, high in points]
     return figure_html(fig, "; ".join([f"{title} over steps; base {base[0]:.4g}", *told]))

@@ -293,7 +293,7 @@ def _to_json(self:Panel, part):
 
 @patch
 def _saved_picture(self:Panel)->dict:
-    "What a notebook keeps of the panel"
+    "The picture that a notebook keeps, as HTML and as text"
     html = f"{_HIDE}<div data-sft-saved='{self.saved_id}'>{self.to_html()}</div>"
     return {"text/html": html, "text/plain": self.to_text()}
 

@@ -295,7 +295,8 @@ def curves(self:RunState)->dict[str,dict[str,list[tuple]]]:
         run, _, figure = series.rpartition(" ")
         return f"{run} {_SERIES[figure]}".strip()
     found = {_TITLES[key]: self.series(*keys) for key, keys in CURVES.items()}
-    return {title: {name_of(name): points for name, points in series.items()} for title, series in found.items() if series}
+    return {title: {name_of(name): points for name, points in series.items()}
+            for title, series in found.items() if series}
 
 @patch
 def charts(self:RunState,

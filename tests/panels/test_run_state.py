@@ -99,7 +99,7 @@ def test_several_runs_have_a_legend(run, tmp_path):
     state = RunState(run, other)
     assert [r.path for r in RunState([run, other]).runs] == [r.path for r in state.runs]   # a list says the same
     assert [*state.series("loss", "eval_loss")] == ["a loss", "a eval_loss", "b loss", "b eval_loss"]
-    assert all(f" {name} " in state.html() for name in ("a training", "b held out"))
+    assert all(f", {name}: " in state.html() for name in ("a training", "b held out"))
     assert "stroke-dasharray='6 3'" in state.html()   # not by colour alone
 
 
