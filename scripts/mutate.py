@@ -3,6 +3,7 @@
     python scripts/mutate.py --record                     # once: which test executes which line; half an hour
     python scripts/mutate.py                              # 100 faults in the whole package: an hour on two cores
     python scripts/mutate.py --count 10 --seed 1 --module evaluation/statistics --module tokens/encode
+    python scripts/mutate.py --again                      # those that were not caught, after tests were added
 
 Each fault is planted in a throw-away copy of the tree, in the module and in the notebook that the module comes from.
 The tests that execute its line run until one fails: those of the file named after the module, the module's notebook,
@@ -538,6 +539,7 @@ def run_fault(fault:Fault)->dict: return mutations.run(fault)   # `mutations` is
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", nargs="*", metavar="FOLDER", help="record tests: all, or those of tests/FOLDER")
+    parser.add_argument("--again", action="store_true", help="plant again what was not caught, as --out has it")
     parser.add_argument("--count", type=int, default=100, help="faults")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--module", action="append", help="tokens, or tokens/encode; can be repeated")
@@ -552,10 +554,23 @@ def main():
         else: run_faults(args.module or PARTS, args)
 
 
+def not_caught(results:list[dict])->list[Fault]:
+    "The faults of a result that no test caught, where the code of now still has them"
+    def about(found:dict)->tuple: return tuple(found[name] for name in ("module", "kind", "before", "after"))
+    wanted, found = {about(r) for r in results if r["outcome"] != "caught"}, []
+    for module in sorted({module for module, *_ in wanted}):
+        source = (ROOT/"sft_nb"/module).read_text()
+        found += [fault for fault in find_faults(module) if about(fault.describe(source)) in wanted]
+    return found
+
+
 def run_faults(parts:list[str], args):
     global mutations
-    chosen = choose_faults(sources([p.removesuffix(".py") for p in parts]), args.count, args.seed)
-    mutations, results, fork = Mutations(args.seconds), [], multiprocessing.get_context("fork")
+    old = json.loads(args.out.read_text()) if args.again else {}
+    results = [r for r in old.get("results", []) if r["outcome"] == "caught"]
+    if old: chosen, args.seed, parts = not_caught(old["results"]), old["seed"], old["modules"]
+    else: chosen = choose_faults(sources([p.removesuffix(".py") for p in parts]), args.count, args.seed)
+    mutations, fork = Mutations(args.seconds), multiprocessing.get_context("fork")
     with fork.Pool(args.processes) as fresh:
         import_package()
         with fork.Pool(args.processes) as warm:   # most faults need no new import of the package

@@ -83,8 +83,10 @@ class Phase:
         *, done:int=0,   # the amount done before it began
         what:str="",     # which of several similar phases: train, eval
         hide_inner:bool=False,  # True: phases inside are not reported
+        batch:int=1,     # the amount that ends at about the same time; less tells nothing about the time left
     ):
         self.name, self.of, self.done, self.what, self.hide_inner = name, of or 0, done, what, hide_inner
+        self.batch = batch
         self.first, self.started = done, time.monotonic()
         self.figures, self.seconds_left = {}, None   # function that returns the time left; None: by the amount done
         self.listeners, self.outer = (), None
@@ -94,7 +96,7 @@ class Phase:
         "The progress now"
         taken, left = self.done - self.first, None
         if self.seconds_left is not None: left = self.seconds_left()
-        elif self.of and taken > 0: left = (time.monotonic() - self.started) / taken * (self.of - self.done)
+        elif self.of and taken >= self.batch: left = (time.monotonic() - self.started) / taken * (self.of - self.done)
         return Progress(self.name, self.done, self.of, self.what, left, time.time(), dict(self.figures))
 
     def update(self, done:int, **figures:float)->None:

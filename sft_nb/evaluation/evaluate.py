@@ -380,17 +380,18 @@ class Evaluation(SavedResult):
                     parts=[drawn, *self.notes, Drawn(figures, ""), *tables], data=own_fields(self))
 
     def examples(self, n:int=5)->str:
-        "The first `n` rows: prompt, answer of the base, answer of the tuned model; empty for texts without a prompt"
+        "The first `n` rows: prompt, expected answer, that of the base, of the tuned; empty for texts without a prompt"
+        def shorten(text:str)->str: return (answer_of(text) or text).strip().replace("\n", " | ")[:110]
         lines = []
         if not any(a.n_tokens for a in self.tuned.answers): return ""
         for k, a in enumerate(self.tuned.answers[:n]):
             prompt = a.prompt
             if len(prompt) > 500: prompt = f"{prompt[:200]} [{len(prompt) - 400:,} characters] {prompt[-200:]}"
+            prompt += f"\n  expected {shorten(a.expected)}"
             for name, scores in (("base", self.base), ("tuned", self.tuned)):
                 if scores is None: continue
                 answer = scores.answers[k]
-                text = (answer_of(answer.text) or answer.text).strip().replace("\n", " | ")[:110]
-                prompt += f"\n  {name:<6} {'✓' if answer.correct else '✗'} {text}"
+                prompt += f"\n  {name:<6} {'✓' if answer.correct else '✗'} {shorten(answer.text)}"
             lines.append(prompt)
         return escape_controls("\n\n".join(lines))
 

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['MANIFEST', 'LOWER_IS_BETTER', 'write_checksums', 'find_corruption', 'weights_digest', 'commit_folder',
-           'atomic_checkpoint', 'flatten_folder', 'cannot_write', 'whole_checkpoints', 'newest_whole',
-           'remove_leftovers', 'prune', 'keep_score', 'scored_steps', 'scored_best', 'best_steps', 'mark_followed',
-           'unscored_steps', 'scored_alike']
+           'atomic_checkpoint', 'flatten_folder', 'cannot_write', 'checkpoint_folders', 'whole_checkpoints',
+           'newest_whole', 'remove_leftovers', 'prune', 'keep_score', 'scored_steps', 'scored_best', 'best_steps',
+           'mark_followed', 'unscored_steps', 'scored_alike']
 
 # %% ../../nbs/10_runs/02_checkpoint.ipynb #ed523bf5
 import errno, hashlib, json, math, re, shutil, time
@@ -131,7 +131,9 @@ def step_of(
     return int(checkpoint.name.split("-")[1])
 
 # %% ../../nbs/10_runs/02_checkpoint.ipynb #6d70b97d
-def _checkpoint_folders(folder:Path)->list[Path]:
+def checkpoint_folders(
+    folder:Path,   # runs/NAME/checkpoints
+)->list[Path]:
     "checkpoint-N folders, complete or not, oldest first"
     return sorted((p for p in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)), key=step_of)
 
@@ -140,7 +142,7 @@ def whole_checkpoints(
     *, deep:bool=False,  # True: read every byte
 )->list[Path]:
     "Complete checkpoint-N folders, oldest first"
-    return [p for p in _checkpoint_folders(folder) if not find_corruption(p, deep=deep)]
+    return [p for p in checkpoint_folders(folder) if not find_corruption(p, deep=deep)]
 
 # %% ../../nbs/10_runs/02_checkpoint.ipynb #1e9ae215
 def newest_whole(
@@ -148,7 +150,7 @@ def newest_whole(
 )->tuple[Path|None,dict[str,str]]:   # the checkpoint, and name -> damage of newer ones
     "The newest checkpoint whose files match their checksums"
     broken = {}
-    for p in reversed(_checkpoint_folders(folder)):
+    for p in reversed(checkpoint_folders(folder)):
         if not (why := find_corruption(p)): return p, broken
         broken[p.name] = why
     return None, broken

@@ -19,7 +19,7 @@ import numpy as np
 from fastcore.basics import patch
 
 from ..base.display import Shown, with_png
-from ..base.extensions import extension
+from ..base.extensions import extension, REINSTALL
 from ..base.view import RecordTable, View, Viewable
 from ..base.report import as_fix, command, pluralise, edit, Finding, Fix, ok, Report, SftError, skipped, warn
 from ..config.load import command_line_options, Config, explicit_settings
@@ -453,6 +453,9 @@ def find_all(
 )->list[Finding]:
     "All findings about both sides, their overlap, and the template"
     ends, t, out, texts = end_ids(tokenizer), Template(tokenizer), [], extension("texts")
+    if not texts:
+        text = "flaws of texts, and exports of other tools, are not looked for: that needs sft_nb.extras"
+        out.append(skipped(text, command(REINSTALL), check="texts"))
     for name, s in (("train", train), ("eval", eval)):
         if s is None: continue
         out += _find_dropped(cfg, s, name)

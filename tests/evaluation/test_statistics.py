@@ -485,4 +485,6 @@ def test_rows_that_are_alike_count_once_in_every_part_of_a_difference():
     three = np.stack([tuned, *(r.random((2, 25)) < .6)]).astype(float)
     of_four = pick(base.repeat(4), three.repeat(4, -1), clusters=clusters)
     of_one = pick(base, three, clusters=[*range(25)])
-    assert of_four.difference.p == of_one.difference.p and of_four.simplest == of_one.simplest
+    for name in ("p", "low", "high"):   # the largest of three is drawn by clusters, too
+        assert getattr(of_four.difference, name) == pytest.approx(getattr(of_one.difference, name))
+    assert of_four.simplest == of_one.simplest

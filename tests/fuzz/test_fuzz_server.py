@@ -4,7 +4,7 @@ import random
 
 import pytest
 from evaluation.test_odd_answers import GOOD, HELLO, Page, url   # noqa: F401 (a fixture)
-from fuzzing import corpus, ends_well, mutate, NO_JSON, SEED
+from fuzzing import ends_well, mutate, NO_JSON, SEED
 
 from sft_nb.config.load import load_config
 from sft_nb.extras.openai_client import Server
@@ -36,8 +36,3 @@ def test_answers(tmp_path, tokenizer, url, part):   # noqa: F811
             if r.random() < .1: said = said.replace(b"1", r.choice(NO_JSON).encode(errors="surrogatepass"), 1)
             answers[path] = (r.choice((200, 200, 200, 200, 204, 301, 400, 404, 429, 500)), said)
         ask(tmp_path, tokenizer, url, answers)
-
-
-@pytest.mark.parametrize("kept", corpus("server"), ids=lambda x: x["name"])
-def test_answers_that_once_failed(tmp_path, tokenizer, url, kept):   # noqa: F811
-    ask(tmp_path, tokenizer, url, {path: (code, said.encode()) for path, (code, said) in kept["answers"].items()})

@@ -350,7 +350,7 @@ def test_a_checkpoint_that_is_written_appears_among_the_models(trained, tmp_path
         assert "checkpoint-60" in panel.controls.models.options and "checkpoint-60" in str(panel.view)
         run.set_status("finished")
     panel.follower.join(300)
-    assert not panel.follower.is_alive()
+    assert not panel.follower.is_alive() and panel.failure is None
 
 
 def test_a_follower_that_cannot_read_says_so(learned, monkeypatch):

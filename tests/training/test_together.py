@@ -220,7 +220,7 @@ def test_weights_that_become_nan_end_a_training_of_two_processes_with_the_last_g
     run = Run(tmp_path/"nan")
     assert done[0].returncode == 1 and run.status.state == "failed", done[0].stdout
     assert "an earlier step has made the weights NaN or infinite, the first in " in run.status.reason
-    assert "finite weights, as in checkpoint-2" in run.status.reason and "row" not in run.status.reason
+    assert "finite numbers, as in checkpoint-2" in run.status.reason and "row" not in run.status.reason
     assert [p.name for p in run.checkpoints()] == ["checkpoint-2"] and not run.adapter.exists()
     assert "--resume" in run.status.fix.says("shell")
 
