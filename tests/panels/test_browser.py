@@ -255,11 +255,11 @@ def test_recipes_that_are_neither_trusted_nor_run_show_what_is_supervised_and_th
             marked, images = page.locator(".jp-OutputArea ins"), page.locator(".jp-OutputArea-output img[alt*='loss']")
             expect(marked.first).to_be_attached()
             expect(images.first).to_be_attached()
-            lines = "all => all.map(e => getComputedStyle(e).textDecorationLine || getComputedStyle(e).borderBottomStyle)"
-            assert {*marked.evaluate_all(lines)} <= {"underline", "solid"}
-            _soon(page, lambda: all(images.evaluate_all("all => all.map(e => e.naturalWidth > 300)")))
-            assert page.locator(".jp-OutputArea-output").get_by_text("BatchPanel", exact=True).count() == 0
+            assert {*marked.evaluate_all("all => all.map(e => getComputedStyle(e).textDecorationLine)")} == {"underline"}
             images.first.scroll_into_view_if_needed()
+            expect(images.first).to_have_js_property("complete", True)
+            assert images.first.evaluate("e => e.naturalWidth") > 300
+            assert page.locator(".jp-OutputArea-output").get_by_text("BatchPanel", exact=True).count() == 0
             page.screenshot(path=tmp_path/f"{name}.png")
 
 

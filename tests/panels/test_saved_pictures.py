@@ -3,8 +3,6 @@ import base64, json, re
 from html.parser import HTMLParser
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]/"nbs"
 INLINE = {"a", "b", "bdi", "code", "i", "img", "ins", "s", "small", "span", "sub", "sup", "u", "wbr"}
 REMOVED = {"style", "script", "svg", "title"}
@@ -36,13 +34,13 @@ class Dead(HTMLParser):
         else: self.border = tag
     def handle_data(self, text):
         if self.removed: return
-        beside = not self.answers and self.border not in ("", "bdi", "ins") and self.words[-1:].isalnum() and text[:1].isalnum()
-        if beside: self.joined.append(f"{self.words[-20:]}|{text[:20]}")
+        is_part = not self.answers and self.border not in ("", "bdi", "ins")
+        if is_part and self.words[-1:].isalnum() and text[:1].isalnum(): self.joined.append(f"{self.words[-20:]}|{text[:20]}")
         self.words, self.border = self.words + text, ""
 
 
 def saved():
-    "Every output with HTML: notebook, source of its cell, outputs after it in the same cell, HTML, the rest of the data"
+    "Every output with HTML: notebook and cell, HTML, all data"
     for file in sorted(ROOT.rglob("*.ipynb")):
         if ".ipynb_checkpoints" in file.parts: continue
         for k, cell in enumerate(json.loads(file.read_text(encoding="utf-8"))["cells"]):
