@@ -255,7 +255,8 @@ def test_recipes_that_are_neither_trusted_nor_run_show_what_is_supervised_and_th
             marked, images = page.locator(".jp-OutputArea ins"), page.locator(".jp-OutputArea-output img[alt*='loss']")
             expect(marked.first).to_be_attached()
             expect(images.first).to_be_attached()
-            assert {*marked.evaluate_all("all => all.map(e => getComputedStyle(e).textDecorationLine)")} == {"underline"}
+            lines = marked.evaluate_all("all => all.map(e => getComputedStyle(e).textDecorationLine)")
+            assert {*lines} == {"underline"}
             images.first.scroll_into_view_if_needed()
             expect(images.first).to_have_js_property("complete", True)
             assert images.first.evaluate("e => e.naturalWidth") > 300

@@ -35,7 +35,8 @@ class Dead(HTMLParser):
     def handle_data(self, text):
         if self.removed: return
         is_part = not self.answers and self.border not in ("", "bdi", "ins")
-        if is_part and self.words[-1:].isalnum() and text[:1].isalnum(): self.joined.append(f"{self.words[-20:]}|{text[:20]}")
+        both = f"{self.words[-20:]}|{text[:20]}"
+        if is_part and self.words[-1:].isalnum() and text[:1].isalnum(): self.joined.append(both)
         self.words, self.border = self.words + text, ""
 
 
