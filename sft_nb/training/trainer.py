@@ -215,7 +215,8 @@ def get_eval_dataloader(self:SupervisedTrainer, eval_dataset=None)->DataLoader:
 # %% ../../nbs/11_training/05_trainer.ipynb #t4000022
 @patch
 def get_batch_samples(self:SupervisedTrainer, *args, **kwargs):
-    "The micro-batches of the next step; their rows are remembered"
+    "The micro-batches of the next step, whose rows are remembered; none for a run that is resumed at its end"
+    if self.state.global_step >= self.state.max_steps: return [], None   # the parent would take one more step
     samples, n = super(SupervisedTrainer, self).get_batch_samples(*args, **kwargs)
     rows = [batch.pop("rows") for batch in samples]
     self.step = StepInProgress(rows, counted_before=len(self.counted), balanced_before=len(self.balances))
