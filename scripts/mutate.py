@@ -287,6 +287,9 @@ class Records:
             file = RECORDED/(digest(name) + ".json")
             if file.exists(): self.files[name] = json.loads(file.read_text())
 
+    def is_current(self, name:str)->bool:
+        return name in self.files and self.files[name]["file"] == digest((ROOT/name).read_text())
+
     def tests_of(self, module:str, lines:set[int])->dict[str,float]:
         "Seconds of the tests that execute one of the lines of a module"
         now, found, matched = (ROOT/"sft_nb"/module).read_text(), {}, {}
@@ -337,11 +340,12 @@ def targets(fault:Fault, records:Records)->list[list[str]]:
         seconds += found[test]
         if chosen and seconds > SECONDS_OF_A_FAULT: break
         chosen.append(test)
+    changed = [[name] for name in importing(module) if not records.is_current(name)]   # it may have new tests
     named = [test for test in chosen if is_named(test)]
     others = [test for test in chosen if not is_named(test)]
     first = [test for test in others if found[test] < 1][:20]   # a fault is often caught by the quickest ones
     rest = [test for test in others if test not in first]
-    return [g for g in (named, first, *books, rest) if g]
+    return [g for g in (named, first, *books, rest, *changed) if g]
 
 
 def notebook_of(module:str)->Path|None:
@@ -491,12 +495,18 @@ def preload():
     from trl import SFTTrainer   # noqa: F401
 
 
-def import_package():
-    "Import every module, so that forks need not"
+def import_package()->dict[str,set[int]]:
+    "Import every module, so that forks need not; the lines of each that this executes"
+    import coverage
     global is_imported
     is_imported = True
     sys.path.insert(0, str(ROOT))
+    watch = coverage.Coverage(data_file=None, source=[str(ROOT/"sft_nb")], config_file=False)
+    watch.start()
     for module in sources(PARTS): importlib.import_module("sft_nb." + module.removesuffix(".py").replace("/", "."))
+    watch.stop()
+    data = watch.get_data()
+    return {str(Path(f).relative_to(ROOT/"sft_nb")): {*data.lines(f)} for f in data.measured_files()}
 
 
 class Mutations:
@@ -572,11 +582,12 @@ def run_faults(parts:list[str], args):
     else: chosen = choose_faults(sources([p.removesuffix(".py") for p in parts]), args.count, args.seed)
     mutations, fork = Mutations(args.seconds), multiprocessing.get_context("fork")
     with fork.Pool(args.processes) as fresh:
-        import_package()
+        executed = import_package()
+        def needs_import(f): return not is_inside(f) or not lines_of(f).isdisjoint(executed.get(f.module, ()))
         with fork.Pool(args.processes) as warm:   # most faults need no new import of the package
-            pools = {True: warm, False: fresh}
-            outcomes = (r for inside, pool in pools.items() for r in pool.imap_unordered(
-                run_fault, [f for f in chosen if is_inside(f) == inside], 1))
+            pools = {False: warm, True: fresh}
+            outcomes = (r for needs, pool in pools.items() for r in pool.imap_unordered(
+                run_fault, [f for f in chosen if needs_import(f) == needs], 1))
             for k, r in enumerate(outcomes, 1):
                 results.append(r)
                 print(f"{k}/{len(chosen)} {r['outcome']}: {r['module']}:{r['line']} {r['kind']}")

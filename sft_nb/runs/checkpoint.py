@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['MANIFEST', 'LOWER_IS_BETTER', 'write_checksums', 'find_corruption', 'weights_digest', 'commit_folder',
-           'atomic_checkpoint', 'flatten_folder', 'cannot_write', 'whole_checkpoints', 'newest_whole',
-           'remove_leftovers', 'prune', 'keep_score', 'scored_steps', 'scored_best', 'best_steps', 'mark_followed',
-           'unscored_steps', 'scored_alike']
+           'atomic_checkpoint', 'flatten_folder', 'cannot_write', 'checkpoint_folders', 'whole_checkpoints',
+           'newest_whole', 'remove_leftovers', 'prune', 'keep_score', 'scored_steps', 'scored_best', 'best_steps',
+           'mark_followed', 'unscored_steps', 'scored_alike']
 
 # %% ../../nbs/10_runs/02_checkpoint.ipynb #ed523bf5
 import errno, hashlib, json, math, re, shutil, time
@@ -115,10 +115,15 @@ def cannot_write(
     "The error for a checkpoint that could not be written; only a full disk is called one"
     disk = next(p for p in (target, *target.parents) if p.exists())
     free = shutil.disk_usage(disk).free
-    number, text = getattr(error, "errno", None), str(error).lower()
-    full = number in _FULL or free < 2**20 or any(words in text for words in _IN_WORDS)
-    if full: wanted = f"a disk with room for it ({free / 2**20:,.0f} MiB are free)"
-    else: wanted = "a folder that you can write to" if number in _MAY_NOT else "nothing else in its place"
+    first, text = error, str(error).lower()
+    while not isinstance(first, OSError) and first.__context__: first = first.__context__   # torch raises another one
+    number = getattr(first, "errno", None)
+    if number in _MAY_NOT or any(words in text for words in ("os error 13", "os error 30")):
+        wanted = "a folder that you can write to"
+    elif number == errno.EFBIG: wanted = "files that may be as large (ulimit -f)"
+    elif number in _FULL or free < 2**20 or any(words in text for words in _IN_WORDS):
+        wanted = f"a disk with room for it ({free / 2**20:,.0f} MiB are free)"
+    else: wanted = "nothing else in its place"
     why = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
     found, expected = f"it could not be written ({why})", f"{wanted}; earlier saves are unchanged"
     return SftError(target.name, found, expected, fix)
@@ -131,7 +136,9 @@ def step_of(
     return int(checkpoint.name.split("-")[1])
 
 # %% ../../nbs/10_runs/02_checkpoint.ipynb #6d70b97d
-def _checkpoint_folders(folder:Path)->list[Path]:
+def checkpoint_folders(
+    folder:Path,   # runs/NAME/checkpoints
+)->list[Path]:
     "checkpoint-N folders, complete or not, oldest first"
     return sorted((p for p in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)), key=step_of)
 
@@ -140,7 +147,7 @@ def whole_checkpoints(
     *, deep:bool=False,  # True: read every byte
 )->list[Path]:
     "Complete checkpoint-N folders, oldest first"
-    return [p for p in _checkpoint_folders(folder) if not find_corruption(p, deep=deep)]
+    return [p for p in checkpoint_folders(folder) if not find_corruption(p, deep=deep)]
 
 # %% ../../nbs/10_runs/02_checkpoint.ipynb #1e9ae215
 def newest_whole(
@@ -148,7 +155,7 @@ def newest_whole(
 )->tuple[Path|None,dict[str,str]]:   # the checkpoint, and name -> damage of newer ones
     "The newest checkpoint whose files match their checksums"
     broken = {}
-    for p in reversed(_checkpoint_folders(folder)):
+    for p in reversed(checkpoint_folders(folder)):
         if not (why := find_corruption(p)): return p, broken
         broken[p.name] = why
     return None, broken
@@ -263,7 +270,7 @@ def unscored_steps(
     folder:Path,   # runs/NAME/checkpoints
 )->set[int]:
     "Steps of the checkpoints that a follower has yet to score; empty without a follower"
-    try: since = time.time() - (folder.parent/_FOLLOWED).stat().st_mtime
+    try: since = abs(time.time() - (folder.parent/_FOLLOWED).stat().st_mtime)   # a clock may be set back
     except OSError: return set()
     if since > _GONE_AFTER: return set()
     scored = {l["checkpoint"] for l in _read_scores(folder.parent)}

@@ -39,7 +39,7 @@ from .process import (
     take_lock, who_to_stop, why_no_locks)
 from .names import (
     check_name, default_run_stem, free_name, free_path, named_run, resume_command, run_folders)
-from .provenance import change_world_size, check_resume_settings, extend_training, no_checkpoint
+from .provenance import change_world_size, check_resume_settings, extend_training, go_back, no_checkpoint
 from .summary import BADGES, loss_line, short_path, state_badge, summary
 
 # %% ../../nbs/10_runs/10_directory.ipynb #d8d2a9cf
@@ -164,6 +164,8 @@ def check_free(
 )->None:
     "ConfigError if a name is in use, or none; `SftError` for a file system without locks"
     root = Path(runs_dir).absolute()
+    if is_denied(root, writes=True):
+        raise denied_error(f"run directory {root}", root, "change", edit(runs_dir="another/folder"))
     if why := why_no_locks(root): raise _no_locks_error(root, why)
     if not name: return
     check_name(name)
@@ -550,6 +552,7 @@ def stop(self:Run,
 @patch
 def resume(self:Run,
     *, max_time:float|str|None=None,     # seconds, or "5h", for this part; None: until finished
+    checkpoint:str|int|None=None,        # checkpoint-N, or its step; None: the newest. Later ones are removed
     num_processes:int|None=None,         # processes that resume it; None: as before
     trust_remote_code:bool=False,        # True: trust code named by its config
     num_train_epochs:float|None=None,    # a larger number, to extend a finished run
@@ -563,6 +566,7 @@ def resume(self:Run,
     if num_train_epochs is not None or max_steps is not None:
         log(f"sft_nb: {extend_training(self, num_train_epochs=num_train_epochs, max_steps=max_steps)}")
     can_resume(self)
+    if checkpoint is not None: log(f"sft_nb: {go_back(self, checkpoint)}")
     if text := change_world_size(self, num_processes or self.config.num_processes): log(f"sft_nb: {text}")
     options = [] if max_time is None else ["--max-time", str(max_time)]
     return start_process(self, *options)

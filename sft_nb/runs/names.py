@@ -64,11 +64,14 @@ def free_path(
 def resume_command(
     run,
     *, anew:bool=False,  # True: restart although there is a checkpoint
+    checkpoint:str="",   # where to resume; empty: at the newest
     **settings,          # settings to change when restarting
 )->Fix:
     "The fix that resumes or restarts a run"
     if run.checkpoints() and not anew:
-        return command(f"sft_nb train --resume {shell_quote(run.path)}", f'resume("{run.path}")')
+        shell, python = f"sft_nb train --resume {shell_quote(run.path)}", f'resume("{run.path}")'
+        if not checkpoint: return command(shell, python)
+        return command(f"{shell} --from {checkpoint}", f'{python[:-1]}, checkpoint="{checkpoint}")')
     config = run.path/"config.json"
     name = free_path(run.path).name
     more = edit(**settings)

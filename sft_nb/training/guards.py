@@ -4,13 +4,15 @@
 
 # %% auto #0
 __all__ = ['own_part', 'all_finite', 'row_loss', 'non_finite_rows', 'split_rows', 'repetition', 'judge_answers', 'SampleProbe',
-           'trained_parts', 'weight_norms', 'unchanged_weights', 'loss_is_flat', 'worse_than_before',
+           'trained_parts', 'optimizer_state', 'weight_norms', 'unchanged_weights', 'loss_is_flat', 'worse_than_before',
            'knows_format_only', 'step_loss', 'receipt', 'first_rows', 'Guards']
 
 # %% ../../nbs/11_training/03_guards.ipynb #6649ce65
 import json, math, time
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from fastcore.basics import patch
@@ -31,7 +33,7 @@ from ..model.load import broken_weights
 from ..model.loss import batch_loss
 from ..model.generation import Generation, continue_tokens
 from ..workbench import Workbench
-from ..runs.metrics import append_line, cut_lines
+from ..runs.metrics import append_line, cut_lines, last_line
 from ..runs.directory import Run
 from ..runs.distributed import is_main_process
 from .recorder import loss_per_answer, Stop, StopRequest
@@ -164,6 +166,16 @@ def trained_parts(model)->dict[str,torch.Tensor]:
     "The trained parameters by name; of sharded ones the part in this process"
     return {name: own_part(p).detach() for name, p in model.named_parameters() if p.requires_grad}
 
+def optimizer_state(
+    model,
+    optimizer:torch.optim.Optimizer|None,   # None: none was made yet
+)->dict[str,torch.Tensor]:
+    "The tensors of an optimiser by kind and parameter, such as `exp_avg of head.weight`; of sharded ones a part"
+    names = {p: name for name, p in model.named_parameters()}
+    states = optimizer.state.items() if optimizer is not None else ()
+    return {f"{kind} of {names.get(p, 'a parameter')}": own_part(value).detach()
+            for p, state in states for kind, value in state.items() if isinstance(value, torch.Tensor)}
+
 @torch.no_grad()
 def weight_norms(model)->torch.Tensor:   # float64, one for each trained tensor
     "The norms of the trained parameters; of sharded ones, of the part in this process"
@@ -171,14 +183,14 @@ def weight_norms(model)->torch.Tensor:   # float64, one for each trained tensor
     return torch.stack([torch.zeros((), dtype=torch.float64), *each])[1:]
 
 def unchanged_weights(
-    before:torch.Tensor,  # `weight_norms` at the start
+    before:torch.Tensor,  # `weight_norms` at an earlier step
     after:torch.Tensor,
     steps:int,            # between them
 )->list[Finding]:
     "A warning if the weights did not change"
     still, of = int((before == after).sum()), len(before)
     if still == of:
-        text = f"after {steps} steps not one of {of} trained tensors has changed"
+        text = f"in the last {steps} steps not one of {of} trained tensors has changed"
         fix = "{learning_rate} above 0; look at trainer.json and the labels"
         return [fail(text, fix, check="nothing_moves")]
     if 4 * still <= of: return []
@@ -297,6 +309,8 @@ class Guards(TrainerCallback):
         self.held_out:list[float] = []      # of evaluations
         self.began, self.started = 0, time.monotonic()   # step and time at the start of this part
         self.first:torch.Tensor|None = None              # weight norms at that time
+        self.last:torch.Tensor|None = None               # weight norms when they were last compared, at `compared`
+        self.compared = 0
 
 @patch
 def note(self:Guards, finding:Finding, step:int)->None:
@@ -307,8 +321,16 @@ def note(self:Guards, finding:Finding, step:int)->None:
     self.notes[finding.check] = replace(finding, step=known.step if known else step, until=step)
     self._save_notes()
 
+@contextmanager
+def _unless_disk_is_full(file:Path):
+    "Context manager that logs an error of the disk: no training should fail over a report"
+    try: yield
+    except OSError as e: log(f"sft_nb: {file.name} cannot be written ({e.strerror or e})")
+
 @patch
-def _save_notes(self:Guards)->None: Report("guards", {}, [*self.notes.values()]).save(self.run.path/"guards.json")
+def _save_notes(self:Guards)->None:
+    file = self.run.path/"guards.json"
+    with _unless_disk_is_full(file): Report("guards", {}, [*self.notes.values()]).save(file)
 
 @patch
 def report_and_stop(self:Guards, found:list[Finding], step:int)->None:
@@ -320,9 +342,12 @@ def report_and_stop(self:Guards, found:list[Finding], step:int)->None:
 @patch
 def on_train_begin(self:Guards, args, state, control, model=None, **kwargs):
     self.began, self.started, self.first = state.global_step, time.monotonic(), weight_norms(model)
+    self.last, self.compared = self.first, self.began
     if not is_main_process(): return
     if state.global_step: self.losses = [line["loss"] for line in self.run.metrics() if "loss" in line]   # resumed
-    if (self.run.path/"samples.jsonl").exists(): cut_lines(self.run.path/"samples.jsonl", state.global_step)
+    samples = self.run.path/"samples.jsonl"
+    if samples.exists(): cut_lines(samples, state.global_step)
+    self.sampled = last_line(samples).get("step", -1)
     if state.global_step == 0 and self.bench.alone: self._write_receipt()
     elif noted := _report_there(self.run.path/"guards.json"): self.notes = {f.check: f for f in noted.findings}
 
@@ -343,8 +368,17 @@ def on_step_end(self:Guards, args, state, control, model=None, **kwargs):
     if self.cfg.sample_steps and step % self.cfg.sample_steps == 0: self.sample(model, step)
 
 @patch
+def check_movement(self:Guards, model, step:int)->None:
+    "Compare the weights with those of the last checkpoint; weights that moved at first may stop"
+    since, before = step - self.compared, self.last
+    if since < 20: return
+    self.last, self.compared = weight_norms(model), step
+    self.report_and_stop([f for f in unchanged_weights(before, self.last, since) if f.check == "nothing_moves"], step)
+
+@patch
 def on_save(self:Guards, args, state, control, model=None, **kwargs):
     "Sample at each checkpoint, as long as that takes less than a twentieth of the time"
+    self.check_movement(model, state.global_step)
     if self.cfg.sample_steps: return
     if self.spent <= .05 * (time.monotonic() - self.started): self.sample(model, state.global_step)
 
@@ -418,7 +452,9 @@ def _keep_answers(self:Guards, step:int)->None:
     "Add a line to samples.jsonl: what is asked and what is answered"
     prompts = [redact(self.probe.tokenizer.decode(prompt)) for prompt in self.probe.prompts]
     answers = [dict(asked=q, text=redact(a.text), ended=a.ended) for q, a in zip(prompts, self.probe.answers)]
-    if answers: append_line(self.run.path/"samples.jsonl", dict(step=step, answers=answers))
+    file = self.run.path/"samples.jsonl"
+    with _unless_disk_is_full(file):
+        if answers: append_line(file, dict(step=step, answers=answers))
 
 @patch
 def _forget(self:Guards, checks:set[str])->None:
@@ -436,7 +472,7 @@ def keep(self:Guards,
     "Save rows as the model saw them"
     file = self.run.path/f"rows-step-{step}.jsonl"
     lines = [json.dumps(self._as_seen(n), ensure_ascii=False) + "\n" for n in numbers[:64]]
-    write_atomically(file, "".join(lines))
+    with _unless_disk_is_full(file): write_atomically(file, "".join(lines))
     return file.name
 
 @patch
@@ -462,7 +498,8 @@ def _write_receipt(self:Guards)->None:
         if finding.status != "ok": self.note(finding, 0)
     made.figures["fingerprint_of_the_labels"] = bench.data.train.fingerprint
     made.figures["first_norm_of_what_is_trained"] = self.first.norm().item()
-    made.save(self.run.path/"receipt.json")
+    file = self.run.path/"receipt.json"
+    with _unless_disk_is_full(file): made.save(file)
 
 @patch
 def finish(self:Guards, model, steps:int)->None:
@@ -478,4 +515,4 @@ def finish(self:Guards, model, steps:int)->None:
     made.figures["last_norm_of_what_is_trained"] = weight_norms(model).norm().item()
     made.figures["steps"] = steps
     if isinstance(packages, dict): made.figures["versions"] = packages
-    made.save(file)
+    with _unless_disk_is_full(file): made.save(file)
