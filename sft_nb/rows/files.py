@@ -13,7 +13,7 @@ import csv, gzip, hashlib, json, sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, count, islice
 from pathlib import Path
 
 from ..base.extensions import extension
@@ -126,10 +126,33 @@ def _open_text(path:Path):
     if path.suffix.lower() == ".gz": return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
     return path.open(encoding="utf-8-sig", newline="")
 
+_MOST_CHARACTERS = 2**28   # of a line, or of a packed file without lines: a few kB of gzip may hold any number
+
+def _refuse_length(where:str, path:Path)->SftError:
+    is_packed = path.suffix.lower() == ".gz"
+    start = f"zcat {shell_quote(path)} | head -c 300" if is_packed else f"head -c 300 {shell_quote(path)}"
+    return SftError(where, f"it has more than {_MOST_CHARACTERS:,} characters", "a row on each line", command(start))
+
+def _lines(f, path:Path)->Iterator[str]:
+    "The lines of a text; `SftError` for one that is too long for a row"
+    for i in count(1):
+        line = f.readline(_MOST_CHARACTERS + 1)
+        if len(line) > _MOST_CHARACTERS: raise _refuse_length(f"{path} line {i}", path)
+        if not line: return
+        yield line
+
+def _whole_text(path:Path)->str:
+    "The text of a file; `SftError` for a packed one that is too long"
+    with _open_text(path) as f:
+        if path.suffix.lower() != ".gz": return f.read()
+        text = f.read(_MOST_CHARACTERS + 1)
+    if len(text) > _MOST_CHARACTERS: raise _refuse_length(str(path), path)
+    return text
+
 def read_json_lines(path:Path)->Iterator[tuple[int,dict|SftError]]:
     "Yield number and object of each line that is not empty, or the error for a broken line"
     with _open_text(path) as f:
-        for i, line in enumerate(f, 1):
+        for i, line in enumerate(_lines(f, path), 1):
             if not line.strip(): continue
             place = f"{path} line {i}"
             try:
@@ -177,7 +200,7 @@ def _rows_in_json(content):
 
 def read_json_file(path:Path)->Iterator[tuple[int,dict|SftError]]:
     "Yield number and row of each object in a JSON file; `SftError` for a file without a list of objects"
-    with _open_text(path) as f: text = f.read()
+    text = _whole_text(path)
     try: content = json.loads(text)
     except (ValueError, RecursionError) as e:
         if text.lstrip().startswith("{") and "\n" in text.strip():   # JSON lines
@@ -222,10 +245,11 @@ def read_table(path:Path)->Iterator[tuple[int,dict|SftError]]:
     "Yield line number and row of a CSV or TSV file; `SftError` if two columns have the same name"
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     with _open_text(path) as f:
+        lines = _lines(f, path)
         if file_suffix(path) == ".csv":
-            sample = list(islice(f, _SAMPLED_LINES))
-            reader = csv.reader(chain(sample, f), delimiter=detect_separator(sample))
-        else: reader = csv.reader(f, delimiter="\t", quoting=csv.QUOTE_NONE)
+            sample = list(islice(lines, _SAMPLED_LINES))
+            reader = csv.reader(chain(sample, lines), delimiter=detect_separator(sample))
+        else: reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
         names = [name.strip() for name in next(reader, ())]
         _check_names(names, f"{path} line 1")
         line, end = 0, reader.line_num   # first line of a record, last line of the previous one
@@ -254,7 +278,7 @@ def read_parquet(path:Path)->Iterator[tuple[int,dict]]:
 
 def read_document(path:Path)->Iterator[tuple[int,dict]]:
     "A text file as a single row; `SftError` if it holds JSON"
-    with _open_text(path) as f: text = f.read()
+    text = _whole_text(path)
     first = next(filter(str.strip, text.splitlines()), "")
     try: is_json = first.lstrip().startswith(("{", "[{")) and isinstance(json.loads(first), (dict, list))
     except (ValueError, RecursionError): is_json = False
@@ -338,7 +362,7 @@ def unreadable_error(path:Path, e:Exception)->SftError:
         found = f"it is not UTF-8 text ({e.reason} at byte {e.start})"
         encodings, fix = extension("encodings"), f"save {path.name} as UTF-8 where it was written"
         if encodings:
-            with _open_bytes(path) as f: encoding = encodings.plausible_encoding(f.read())
+            with _open_bytes(path) as f: encoding = encodings.plausible_encoding(f.read(_MOST_CHARACTERS))
             if encoding: fix = _utf8_command(path, encoding)
         return SftError(where, found, "text in UTF-8", fix)
     if isinstance(e, csv.Error):
