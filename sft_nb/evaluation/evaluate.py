@@ -573,9 +573,13 @@ def save_evaluation(
     other = "".join(f"-{Path(name).stem}" for name in evaluator.files)
     if e.server is not None: other += "-served"
     if evaluator.target.config.task != run.config.task: other += f"-{evaluator.questions.task.name}"
-    e.save(run.path/"eval"/f"{e.checkpoint}{other}.json")
-    remove_temporaries(run.path/"eval", patient=True)   # left by a killed process
     figures, by = dict(accuracy=e.tuned.accuracy) | e.tuned.figures, evaluator.questions.by
     value = figures.get(by, e.tuned.values(by).mean())
-    keep_score(run.path, e.checkpoint, by, float(value), evaluator.questions.key, own=not other, weights=e.weights)
+    try:
+        e.save(run.path/"eval"/f"{e.checkpoint}{other}.json")
+        remove_temporaries(run.path/"eval", patient=True)   # left by a killed process
+        keep_score(run.path, e.checkpoint, by, float(value), evaluator.questions.key, own=not other, weights=e.weights)
+    except OSError as error:   # the scores are shown, whatever the disk
+        log(f"sft_nb: the scores cannot be written to {run.path}/eval ({error.strerror or error}). "
+            "Fix: make room, and evaluate again")
     if not other: _send_to_trackers(e, run)

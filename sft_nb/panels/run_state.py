@@ -17,7 +17,7 @@ from ..base.files import read_json_object
 from ..base.progress import format_duration, format_progress, progress_html, Progress
 from ..base.report import command, ConfigError, Finding, Report, SftError
 from ..runs.status import ACTIVE, CHECKPOINT_ASKED
-from ..runs.metrics import curve_svg, read_lines, Tail
+from ..runs.metrics import curves_html, read_lines, Tail
 from ..runs.directory import Run
 from .panel import bar_row_html, chart, table_html
 from .batches import BatchState
@@ -289,6 +289,16 @@ _TITLES = dict(loss="loss", learning_rate="learning rate", grad_norm="gradient n
 _SERIES = dict(_TITLES, loss="training", eval_loss="held out")
 
 @patch
+def curves(self:RunState)->dict[str,dict[str,list[tuple]]]:
+    "Title of a chart -> name of a series -> its points"
+    def name_of(series:str)->str:   # loss, or `a loss` with several runs
+        run, _, figure = series.rpartition(" ")
+        return f"{run} {_SERIES[figure]}".strip()
+    found = {_TITLES[key]: self.series(*keys) for key, keys in CURVES.items()}
+    return {title: {name_of(name): points for name, points in series.items()}
+            for title, series in found.items() if series}
+
+@patch
 def charts(self:RunState,
     *, log:bool=False,      # True: logarithmic scale for loss and gradient norm
     smooth:float=0.,        # weight of the past in a moving average; 0: as logged
@@ -296,16 +306,9 @@ def charts(self:RunState,
 )->list[dict]:              # blocks of a panel, with the steps aligned
     "The curves, with the findings of the guards as marks"
     marks = [dict(x=f.step, text=f"{f.check}: {f.says}", status=f.status) for f in self.noticed if f.step is not None]
-    made = []
-    for key, keys in CURVES.items():
-        if not (series := self.series(*keys)): continue
-        for name in [*series]:   # such as `a eval_loss` with several runs
-            run, _, figure = name.rpartition(" ")
-            series[f"{run} {_SERIES[figure]}".strip()] = series.pop(name)
-        steady = key == "learning_rate"
-        made.append(chart(_TITLES[key], series, click=click, sync=self.run.name, smooth=0 if steady else smooth,
-                          log=log and key in ("loss", "grad_norm"), marks=marks))
-    return made
+    return [chart(title, series, click=click, sync=self.run.name, smooth=0 if title == "learning rate" else smooth,
+                  log=log and title in ("loss", "gradient norm"), marks=marks)
+            for title, series in self.curves().items()]
 
 @patch
 def notes_html(self:RunState)->str:
@@ -325,10 +328,9 @@ def batch_html(self:RunState)->str:
 @patch
 def html(self:RunState)->str:
     "Phase, curves, memory, figures, guards, answers, and the selected batch"
-    curves = "".join(curve_svg(self.series(*keys), _TITLES[title]) for title, keys in CURVES.items())
     rises = ", ".join(f"step {step:,} (+{rise:.3g})" for step, rise in self.spikes())
     spikes = f"<div>largest rises of the loss: {rises}</div>" if rises else ""
-    return f"{self.head_html()}<div>{curves}</div>{spikes}{self.notes_html()}{self.batch_html()}"
+    return f"{self.head_html()}<div>{curves_html(self.curves())}</div>{spikes}{self.notes_html()}{self.batch_html()}"
 
 # %% ../../nbs/14_panels/03_run_state.ipynb #09b4ed0b
 @patch
