@@ -102,6 +102,7 @@ class SampledColumns:
             if self.outer[c] == c: continue
             if isinstance(found[0], list): self.kinds[c] = "joined" if are_texts(found[0]) else "nested"
             elif len(found) > 1 and len({*map(str, found)}) == 1: self.kinds[c] = "constant"
+        self.has_target = any("target" in map(fold_case, (c, str(c)[:-1])) for c in self.values)
 
     def __contains__(self, column)->bool: return column in self.values
     def name_of(self, column)->str:
@@ -111,8 +112,7 @@ class SampledColumns:
         is_told = not has_role(outer, "neither") and any(has_role(outer, r) for r in ("answer", "class", "question"))
         return outer if is_told else last
     def is_metadata(self, column)->bool:
-        has_target = any("target" in map(fold_case, (c, str(c)[:-1])) for c in self.values)
-        is_translated = fold_case(column) == "source" and has_target
+        is_translated = fold_case(column) == "source" and self.has_target
         return self.kinds[column] == "reference" or has_role(self.name_of(column), "neither") and not is_translated
 
     def named(self, role:str, *kinds:str)->list[str]:

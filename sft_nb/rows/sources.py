@@ -171,9 +171,28 @@ _HUB_DATASET = re.compile(rf"([\w.-]+/[\w.-]+)(@[\w.-]+)?((?:{_HUB_PART}){{0,2}}
 _HUB_FILE = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(@[\w.-]+)?/(.+)")
 _SLICE = re.compile(r"(.+)\[:(\d+)(%?)\]")
 
+def _read_numbered(
+    rows,
+    name:str,
+    as_row:Callable,   # of an object and its place
+)->Iterator[tuple[int,dict|SftError]]:
+    "Number and row of each object; `SftError` if the code that makes them fails"
+    i = 0
+    try:
+        for i, row in enumerate(rows, 1): yield i, as_row(row, f"{name} row {i}")
+    except SftError: raise
+    except Exception as e:   # the caller's own code
+        raise SftError(name, f"to read them failed after row {i} ({error_summary(e)[:120]})", "rows",
+                       "look at the code that makes them, or pass a list") from e
+
 def _dataset_source(dataset, name:str)->Source:
-    "The rows of a `Dataset`, or of an `IterableDataset`, whose length and digest are unknown"
-    read = lambda: enumerate(map(row_from_arrow, dataset), 1)
+    "The rows of a `Dataset`, or of an `IterableDataset`, whose length and digest are unknown; a transform is applied"
+    form = getattr(dataset, "format", None)   # of a `Dataset`
+    if form is None and hasattr(dataset, "with_format"): dataset = dataset.with_format(None)
+    elif form and form["type"] not in (None, "custom"):   # its rows are tables or arrays
+        dataset = dataset.with_format(None, columns=form["columns"])
+    def as_row(row, place): return row_from_arrow(row) if isinstance(row, dict) else row_in_memory(row, place)
+    read = lambda: _read_numbered(dataset, name, as_row)
     if not hasattr(dataset, "__len__"): return Source(name, "row", read, origin=name)
     digest = (lambda: dataset._fingerprint) if hasattr(dataset, "_fingerprint") else None
     return Source(name, "row", read, digest, len(dataset), origin=name)
@@ -293,15 +312,8 @@ def memory_source(
 )->Source:
     "Rows in memory; those of an iterator are kept in a temporary file as they are read"
     if hasattr(rows, "__next__"): rows = _RowSpool(rows, name)
-    def read():
-        i = 0
-        try:
-            for i, row in enumerate(rows, 1):
-                yield i, row if isinstance(row, SftError) else row_in_memory(row, f"{name} row {i}")
-        except SftError: raise
-        except Exception as e:   # the caller's own code
-            raise SftError(name, f"to read them failed after row {i} ({error_summary(e)[:120]})", "rows",
-                           "look at the code that makes them, or pass a list") from e
+    def as_row(row, place): return row if isinstance(row, SftError) else row_in_memory(row, place)
+    read = lambda: _read_numbered(rows, name, as_row)
     def digest():
         text = "\n".join(str(row) if isinstance(row, SftError) else _canonical_text(row) for _, row in read())
         return hashlib.blake2b(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]

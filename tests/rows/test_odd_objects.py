@@ -35,6 +35,9 @@ def column(name)->pd.DataFrame: return pd.DataFrame([["x", "1+1?", "2"]], column
 def answers(values)->pd.DataFrame: return pd.DataFrame(dict(question=["1+1?"] * len(values), answer=values))
 
 
+def saved(row:dict)->datasets.Dataset: return datasets.Dataset.from_list([row])
+
+
 def nested(depth:int, inside=lambda x: [x]): return functools.reduce(lambda x, _: inside(x), range(depth), "x")
 
 
@@ -99,6 +102,12 @@ LEARNED = dict(   # name -> rows with the answer 2, or rows and their answers
     columns=lambda: dict(question=pd.Series(["1+1?"]), answer=np.array(["2"])),
     dataset=lambda: datasets.Dataset.from_list([pair(n=[1, 2])]).with_format("numpy"),
     dataset_of_tensors=lambda: datasets.Dataset.from_list([pair()]).with_format("torch"),
+    dataset_of_tables=lambda: saved(pair()).with_format("arrow"),
+    dataset_of_frames=lambda: saved(pair()).with_format("pandas"),
+    dataset_of_columns=lambda: saved(pair() | dict(text="x")).with_format("numpy", columns=[*pair()]),
+    dataset_transformed=lambda: saved(pair("3")).with_transform(lambda b: b | dict(answer=["2"])),
+    dataset_streamed=lambda: saved(pair()).to_iterable_dataset().with_format("arrow"),
+    dataset_column=lambda: saved(talk())["messages"],
     decimals_of_arrow=lambda: datasets.Dataset.from_dict(dict(question=["1+1?"], answer=[decimal.Decimal("2")])),
     table=lambda: pyarrow.table(dict(question=["1+1?"], answer=["2"])), arrow_array=lambda: pyarrow.array([pair()]))
 
@@ -142,6 +151,9 @@ REFUSED = dict(   # name -> rows, and words of the error
     set_key=(lambda: [pair(more={frozenset(): 1})], JSON),
     fails=(fails_late, "failed after row 1 .the connection is gone"),
     divides=(lambda: (pair(1 / k) for k in (1, 0)), "failed after"),
+    transform_fails=(lambda: saved(pair()).with_transform(lambda b: 1 / 0), "failed after row 0"),
+    stream_fails=(lambda: datasets.IterableDataset.from_generator(fails_late), "failed after row 1 .the connection"),
+    dataset_info=(lambda: datasets.DatasetInfo(), "not iterable"),
     to_dicts_fails=(lambda: types.SimpleNamespace(to_dicts=lambda: 1 / 0), "cannot be read as rows .division"),
     not_kept=(lambda: iter([pair(more=lambda: 1)]), "cannot be kept in a file"),
     bytes_answer=(lambda: [pair(b"2")], TEXT), bytes_later=(lambda: iter([pair(b"2")]), TEXT),

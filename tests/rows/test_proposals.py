@@ -5,6 +5,8 @@ import pytest
 
 from sft_nb.config.load import load_config
 from sft_nb.base.report import ConfigError, SftError
+from sft_nb.extras import proposals
+from sft_nb.rows import column_names
 from sft_nb.rows.columns import ColumnRenamer, parse_fields
 from sft_nb.rows.readers import detect
 from sft_nb.extras.proposals import propose_fields
@@ -380,3 +382,14 @@ def test_only_columns_that_were_read_are_said_to_be_learned():
     assert "Learned: Antwoord, as the answer to Vraag." in str(data)
     rows = [dict(document=f"River {k} is long. It reaches the sea.", summary=f"River {k} is long") for k in range(6)]
     assert "Learned: summary, as the answer to document." in str(prepare(settings(task="summarize"), train=rows))
+
+
+def test_the_proposal_for_a_wide_table_takes_time_in_proportion_to_its_columns(monkeypatch):
+    calls = []
+    counted = lambda name, fold_case=column_names.fold_case: calls.append(name) or fold_case(name)
+    for module in (proposals, column_names): monkeypatch.setattr(module, "fold_case", counted)
+    def count(n:int)->int:
+        calls.clear()
+        proposals.propose_reading([{f"c{i}": "x" for i in range(n)}])
+        return len(calls)
+    assert count(200) < 2.5 * count(100)
