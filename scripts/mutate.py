@@ -1,15 +1,27 @@
 """Plant small faults in the code, one at a time, and print those that no test catches.
 
-    python scripts/mutate.py                                      # 100 faults in all modules below: hours
+    python scripts/mutate.py --record                     # once: which test executes which line; half an hour
+    python scripts/mutate.py                              # 100 faults in the whole package: an hour on two cores
     python scripts/mutate.py --count 10 --seed 1 --module evaluation/statistics --module tokens/encode
+    python scripts/mutate.py --again                      # those that were not caught, after tests were added
 
 Each fault is planted in a throw-away copy of the tree, in the module and in the notebook that the module comes from.
-The tests of that module run, the cheapest first, until one fails: the test file named after it, its notebook, then the
-test files that import it. A fault counts as caught only if the test that failed passes on the untouched tree. One that
-exceeds the time limit is counted separately as unknown. The result is written to benchmarks/results/mutate.json."""
+The tests that execute its line run until one fails: those of the file named after the module, the module's notebook,
+then the others, the quickest first. A test counts only if it passes on the untouched tree. A fault whose tests exceed
+the time limit is counted as out of time. The result is written to benchmarks/results/mutate.json.
+
+Recorded lines are kept in .mutate, a file for each test file; `--record` runs those that are missing or have changed.
+Where a module has changed since, its lines are matched with those of now. Tests that train in child processes, need a
+browser or take minutes are not recorded: a line that only these execute is tested by the files that import it."""
 import argparse
 import ast
+import difflib
+import gc
+import hashlib
+import importlib
+import inspect
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -19,14 +31,20 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
-MODULES = ("tokens", "batches", "model/loss", "training/guards", "runs/checkpoint", "runs/process",
-           "evaluation/statistics", "proof/merge", "checks")
-SLOW = ("browser", "kill", "together", "launch", "plain_install", "newcomer", "test_demo", "test_site",
-        "test_walk", "gpu/")
+PARTS = ["base", "config", "rows", "tasks", "tokens", "batches", "model", "planning", "workbench", "checks", "runs",
+         "training", "evaluation", "proof", "panels", "cli", "extras"]
+RECORDED = ROOT/".mutate"
+SLOW = ("browser", "widths", "kill", "together", "launch", "plain_install", "newcomer", "test_demo", "test_site",
+        "test_walk", "test_compile", "test_contributing", "gpu/", "real/")
+SECONDS_OF_A_FILE = 60    # when its tests are recorded; later ones are left out
+SECONDS_OF_A_FAULT = 60    # of tests, by CPU time; those that take longer together are left out
 OPERATORS = {ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"), ast.Eq: ("==", "!="),
              ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is"), ast.In: ("in", "not in"),
              ast.NotIn: ("not in", "in"), ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"),
@@ -161,18 +179,173 @@ def choose_faults(modules:list[str], count:int, seed:int)->list[Fault]:
     return chosen
 
 
-def targets(module:str)->list[str]:
-    "Test files and notebooks of a module, cheapest first"
+def test_files()->list[str]:
+    found = [str(p.relative_to(ROOT)) for p in sorted((ROOT/"tests").rglob("test_*.py"))]
+    return [name for name in found if not any(part in name for part in SLOW)]
+
+
+def importing(module:str)->list[str]:
+    "Test files that import a module, the smallest first"
     dotted = "sft_nb." + module.removesuffix(".py").replace("/", ".")
     parent, stem = dotted.rpartition(".")[::2]
     imports = re.compile(rf"\b{re.escape(dotted)}\b|from {re.escape(parent)} import .*\b{stem}\b")
-    tests = [p for p in sorted((ROOT/"tests").rglob("test_*.py")) if not any(s in str(p) for s in SLOW)]
-    files = [p for p in tests if imports.search(p.read_text())]
-    files.sort(key=lambda p: (stem not in p.stem, p.parent.name != module.split("/")[0], p.stat().st_size))
-    named = [p for p in files if stem in p.stem]
+    found = [name for name in test_files() if imports.search((ROOT/name).read_text())]
+    return sorted(found, key=lambda name: (ROOT/name).stat().st_size)
+
+
+def digest(text:str)->str: return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Recorder:
+    "A pytest plugin: CPU seconds of each test, and lines of the package that it and its fixtures execute"
+    def __init__(self):
+        import coverage
+        self.coverage = coverage.Coverage(data_file=None, source=[str(ROOT/"sft_nb")], config_file=False)
+        self.began, self.context = time.process_time(), ""
+        self.seconds, self.fixtures, self.failed = {}, {}, set()
+        self.coverage.start()
+
+    def switch(self, context:str):
+        self.coverage.switch_context(context)
+        self.context = context
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item):
+        began = time.process_time()   # hardly depends on what else the machine does
+        self.switch(item.nodeid)
+        self.fixtures[item.nodeid] = {f"fixture {name}" for name in item.fixturenames}
+        done = yield
+        self.switch("")
+        self.seconds[item.nodeid] = round(time.process_time() - began, 2)
+        if time.process_time() - self.began > SECONDS_OF_A_FILE: item.session.shouldstop = "enough is recorded"
+        return done
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef):
+        before = self.context
+        if fixturedef.scope != "function": self.switch(f"fixture {fixturedef.argname}")
+        try: return (yield)
+        finally: self.switch(before)
+
+    def pytest_runtest_logreport(self, report):
+        if not report.passed: self.failed.add(report.nodeid)
+
+    def lines(self)->dict[str,dict[str,list[int]]]:
+        "Lines of each module by test, for tests that passed"
+        self.coverage.stop()
+        data, found = self.coverage.get_data(), {}
+        for file in data.measured_files():
+            module = str(Path(file).relative_to(ROOT/"sft_nb"))
+            by_line = data.contexts_by_lineno(file)
+            for test in self.seconds.keys() - self.failed:
+                contexts = {test, *self.fixtures[test]}
+                lines = sorted(line for line, of in by_line.items() if contexts.intersection(of))
+                if lines: found.setdefault(test, {})[module] = lines
+        return found
+
+
+def record_file(name:str):
+    "Run a test file in this process, and write what its tests execute"
+    os.chdir(ROOT)
+    sys.path.insert(0, str(ROOT/"tests"))
+    os.environ["PYTHONPATH"] = str(ROOT)
+    recorder = Recorder()
+    pytest.main(["-q", "-p", "no:cacheprovider", name], plugins=[recorder])
+    lines = recorder.lines()
+    modules = {module: (ROOT/"sft_nb"/module).read_text() for of in lines.values() for module in of}
+    for source in modules.values(): (RECORDED/"sources"/digest(source)).write_text(source)
+    made = dict(file=digest((ROOT/name).read_text()), modules={m: digest(source) for m, source in modules.items()},
+                tests={test: dict(seconds=recorder.seconds[test], lines=of) for test, of in lines.items()})
+    (RECORDED/(digest(name) + ".json")).write_text(json.dumps(made))
+
+
+def record(folders:list[str], processes:int):
+    "Record the test files of folders that have no record, or have changed since"
+    (RECORDED/"sources").mkdir(parents=True, exist_ok=True)
+    (RECORDED/".gitignore").write_text("*")
+    def is_recorded(name:str)->bool:
+        file = RECORDED/(digest(name) + ".json")
+        return file.exists() and json.loads(file.read_text())["file"] == digest((ROOT/name).read_text())
+    names = [n for f in folders for n in test_files() if n.startswith(f) and not is_recorded(n)]
+    import_package()   # once: only lines of functions are of interest
+    with multiprocessing.get_context("fork").Pool(processes, maxtasksperchild=1) as pool:
+        for k, line in enumerate(pool.imap_unordered(record_apart, names, 1), 1):
+            print(f"{k}/{len(names)} {line}", flush=True)
+
+
+def record_apart(name:str)->str:
+    began = time.monotonic()
+    outcome, _ = in_fork(lambda: record_file(name) or "", 3 * SECONDS_OF_A_FILE)
+    return f"{name} {outcome} {time.monotonic() - began:.0f} s"
+
+
+class Records:
+    "What was recorded, for the lines of now"
+    def __init__(self):
+        self.files = {}
+        for name in test_files():
+            file = RECORDED/(digest(name) + ".json")
+            if file.exists(): self.files[name] = json.loads(file.read_text())
+
+    def is_current(self, name:str)->bool:
+        return name in self.files and self.files[name]["file"] == digest((ROOT/name).read_text())
+
+    def tests_of(self, module:str, lines:set[int])->dict[str,float]:
+        "Seconds of the tests that execute one of the lines of a module"
+        now, found, matched = (ROOT/"sft_nb"/module).read_text(), {}, {}
+        for made in self.files.values():
+            old = made["modules"].get(module)
+            if old is None: continue
+            if old not in matched: matched[old] = lines if old == digest(now) else old_lines(old, now, lines)
+            for test, of in made["tests"].items():
+                if not matched[old].isdisjoint(of["lines"].get(module, ())): found[test] = of["seconds"]
+        return found
+
+
+def old_lines(old:str, now:str, lines:set[int])->set[int]:
+    "The numbers that lines of now had in the source of a record"
+    before = (RECORDED/"sources"/old).read_text().splitlines()
+    blocks = difflib.SequenceMatcher(None, before, now.splitlines(), autojunk=False).get_matching_blocks()
+    return {line - b + a for line in lines for a, b, size in blocks if b < line <= b + size}
+
+
+def lines_of(fault:Fault)->set[int]:
+    "The lines of the statement that a fault changes; of the whole function for its defaults, else of all functions"
+    tree = ast.parse((ROOT/"sft_nb"/fault.module).read_text())
+    line = (ROOT/"sft_nb"/fault.module).read_text().count("\n", 0, fault.start) + 1
+    def spans(node): return node.lineno <= line <= node.end_lineno
+    def body(node): return {k for s in node.body for k in range(s.lineno, s.end_lineno + 1)}
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+    inside = [f for f in functions if spans(f)]
+    if not inside: return {k for f in functions for k in body(f)}
+    function = max(inside, key=lambda f: f.lineno)
+    if line not in body(function) or function.lineno == line: return body(function)
+    statement = max((n for n in ast.walk(function) if isinstance(n, ast.stmt) and spans(n)), key=lambda n: n.lineno)
+    inner = getattr(statement, "body", None)
+    last = max(statement.lineno, inner[0].lineno - 1) if inner else statement.end_lineno
+    return {*range(statement.lineno, last + 1)}
+
+
+def targets(fault:Fault, records:Records)->list[list[str]]:
+    "Groups of tests and a notebook, in the order in which they run"
+    module, stem = fault.module, Path(fault.module).stem
     book = notebook_of(module)
-    ordered = [*named, *([book] if book else []), *files[len(named):]]
-    return [str(p.relative_to(ROOT)) for p in ordered]
+    books = [[str(book.relative_to(ROOT))]] if book else []
+    found = records.tests_of(module, lines_of(fault))
+    if not found: return [*books, *([name] for name in importing(module))]
+    def is_named(test:str)->bool: return stem in Path(test.split("::")[0]).stem
+    quickest = sorted(found, key=lambda test: (not is_named(test), found[test]))
+    chosen, seconds = [], 0.
+    for test in quickest:
+        seconds += found[test]
+        if chosen and seconds > SECONDS_OF_A_FAULT: break
+        chosen.append(test)
+    changed = [[name] for name in importing(module) if not records.is_current(name)]   # it may have new tests
+    named = [test for test in chosen if is_named(test)]
+    others = [test for test in chosen if not is_named(test)]
+    first = [test for test in others if found[test] < 1][:20]   # a fault is often caught by the quickest ones
+    rest = [test for test in others if test not in first]
+    return [g for g in (named, first, *books, rest, *changed) if g]
 
 
 def notebook_of(module:str)->Path|None:
@@ -180,14 +353,19 @@ def notebook_of(module:str)->Path|None:
     return ROOT/found[1] if found else None
 
 
-def copy_tree(to:Path):
-    "Copy tracked files, and untracked ones that git does not ignore"
+def take_snapshot(folder:Path):
+    "Copy tracked files, and untracked ones that git does not ignore; from now on everything is read from the copy"
+    global ROOT
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True,
                             text=True).stdout
     for name in listed.splitlines():
         if (ROOT/name).is_file():
-            (to/name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT/name, to/name)
+            (folder/name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT/name, folder/name)
+    ROOT = folder
+
+
+def copy_tree(to:Path): shutil.copytree(ROOT, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 def plant(fault:Fault, tree:Path):
@@ -215,8 +393,45 @@ def plant(fault:Fault, tree:Path):
     notebook.write_text(json.dumps(content))
 
 
-def run_target(target:str, tree:Path, seconds:float)->tuple[str,str]:
-    "Run a test file, test or notebook in a fork: (passed, failed or time; the test that failed)"
+def code_at(code, line:int):
+    "The code of the outermost function of a module or class whose lines include this one; None: there is none"
+    for part in code.co_consts:
+        if not isinstance(part, type(code)): continue
+        last = max((n for *_, n in part.co_lines() if n), default=0)
+        if not part.co_firstlineno <= line <= max(last, last_line(part)): continue
+        return part if part.co_flags & inspect.CO_OPTIMIZED else code_at(part, line)
+    return None
+
+
+def last_line(code)->int:
+    parts = [part for part in code.co_consts if isinstance(part, type(code))]
+    return max([n for *_, n in code.co_lines() if n] + [last_line(part) for part in parts], default=0)
+
+
+def is_inside(fault:Fault)->bool:
+    "Is it in the body of a function, whose code can be replaced in a process that has imported the module?"
+    source = (ROOT/"sft_nb"/fault.module).read_text()
+    line = source.count("\n", 0, fault.start) + 1
+    functions = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef)]
+    return any(n.body[0].lineno <= line <= n.end_lineno and n.body[0].lineno > n.lineno for n in functions)
+
+
+def swap(fault:Fault)->bool:
+    "Give the functions of an imported module the code with the fault"
+    file = Path(importlib.import_module("sft_nb").__file__).parent/fault.module
+    source = file.read_text()
+    line = source.count("\n", 0, fault.start) + 1
+    changed = source[:fault.start] + fault.new + source[fault.end:]
+    old, new = (code_at(compile(text, str(file), "exec"), line) for text in (source, changed))
+    found = [f for f in gc.get_objects() if isinstance(f, types.FunctionType) and f.__code__ == old]
+    for f in found: f.__code__ = new
+    return bool(found)
+
+
+is_imported = False   # is the package imported in this process?
+
+def in_fork(work, seconds:float)->tuple[str,str]:
+    "Call a function that returns a text in a fork: (passed, failed or time; the text, empty if it passed)"
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -226,10 +441,7 @@ def run_target(target:str, tree:Path, seconds:float)->tuple[str,str]:
         try:
             sys.stdout = sys.stderr = open(os.devnull, "w")
             for number in (1, 2): os.dup2(sys.stdout.fileno(), number)
-            os.chdir(tree)
-            sys.path[:0] = [str(tree), str(tree/"tests")]
-            os.environ["PYTHONPATH"] = str(tree)
-            failed = run_notebook(tree/target) if target.endswith(".ipynb") else run_pytest(target)
+            failed = work()
         finally:
             os.write(write, failed.encode())
             os._exit(0)
@@ -242,21 +454,31 @@ def run_target(target:str, tree:Path, seconds:float)->tuple[str,str]:
     if timed_out: os.waitpid(child, 0)
     said = b"" if timed_out else os.read(read, 4096)
     os.close(read)
-    if timed_out: return "time", target
+    if timed_out: return "time", ""
     return ("failed", said.decode()) if said else ("passed", "")
 
 
-def run_pytest(target:str)->str:
-    "Run pytest and return the first test that fails; empty if all pass"
-    import pytest
+def run_target(target:list[str], tree:Path, seconds:float, fault:Fault|None=None)->tuple[str,str]:
+    "Run tests or a notebook in a fork: (passed, failed or time; the test that failed)"
+    def work()->str:
+        if fault is not None and is_imported and not swap(fault): return "no function has this code"
+        os.chdir(tree)
+        sys.path[:0] = [str(tree), str(tree/"tests")]
+        os.environ["PYTHONPATH"] = str(tree)
+        return run_notebook(tree/target[0]) if target[0].endswith(".ipynb") else run_pytest(target)
+    outcome, text = in_fork(work, seconds)
+    return outcome, target[0] if outcome == "time" else text
 
+
+def run_pytest(target:list[str])->str:
+    "Run pytest and return the first test that fails; empty if all pass"
     class First:
         failed = ""
         def pytest_runtest_logreport(self, report):
             if report.failed and not self.failed: self.failed = report.nodeid
     first = First()
-    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", target], plugins=[first])
-    return first.failed or ("" if code in (0, 5) else target)
+    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *target], plugins=[first])
+    return first.failed or ("" if code in (0, 5) else target[0])
 
 
 def run_notebook(path:Path)->str:
@@ -269,63 +491,110 @@ def preload():
     "Import what every test needs once before forking, but nothing of the package itself"
     os.environ |= dict(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TQDM_DISABLE="1",
                        SFT_NB_SHARED=os.environ.get("SFT_NB_SHARED", str(ROOT.parent/"shared")))
-    import hypothesis, nbdev.test, peft, pytest, scipy.stats, torch, transformers   # noqa: F401
+    import hypothesis, nbdev.test, peft, scipy.stats, torch, transformers   # noqa: F401
     from trl import SFTTrainer   # noqa: F401
+
+
+def import_package()->dict[str,set[int]]:
+    "Import every module, so that forks need not; the lines of each that this executes"
+    import coverage
+    global is_imported
+    is_imported = True
+    sys.path.insert(0, str(ROOT))
+    watch = coverage.Coverage(data_file=None, source=[str(ROOT/"sft_nb")], config_file=False)
+    watch.start()
+    for module in sources(PARTS): importlib.import_module("sft_nb." + module.removesuffix(".py").replace("/", "."))
+    watch.stop()
+    data = watch.get_data()
+    return {str(Path(f).relative_to(ROOT/"sft_nb")): {*data.lines(f)} for f in data.measured_files()}
 
 
 class Mutations:
     "Runs faults, and remembers which tests pass on the untouched tree"
     def __init__(self, seconds:float):
-        self.seconds, self.clean = seconds, {}
+        self.seconds, self.clean, self.records = seconds, {}, Records()
 
     def passes_untouched(self, test:str)->bool:
         if test not in self.clean:
             with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
                 copy_tree(Path(folder))
-                self.clean[test] = run_target(test, Path(folder), self.seconds)[0] == "passed"
+                self.clean[test] = run_target([test], Path(folder), self.seconds)[0] == "passed"
         return self.clean[test]
 
     def run(self, fault:Fault)->dict:
         "The outcome of a fault: caught (by which test), survived, or out of time"
-        began, outcome, by = time.monotonic(), "survived", ""
+        began, outcome, by, tried = time.monotonic(), "survived", "", 0
         with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
             tree = Path(folder)
             copy_tree(tree)
             plant(fault, tree)
-            for target in targets(fault.module):
+            for target in targets(fault, self.records):
                 left = self.seconds - (time.monotonic() - began)
-                found, test = run_target(target, tree, left) if left > 0 else ("time", target)
+                found, test = run_target(target, tree, left, fault) if left > 0 else ("time", target[0])
+                tried += len(target)
                 if found == "time":
-                    outcome, by = "out of time", target
+                    outcome, by = "out of time", test
                     break
-                book = target.endswith(".ipynb")
-                if found == "failed" and self.passes_untouched(target if book else test):
-                    outcome, by = "caught", target if book else test
+                if found == "failed" and self.passes_untouched(target[0] if target[0].endswith(".ipynb") else test):
+                    outcome, by = "caught", target[0] if target[0].endswith(".ipynb") else test
                     break
         source = (ROOT/"sft_nb"/fault.module).read_text()
-        return fault.describe(source) | dict(outcome=outcome, by=by, seconds=round(time.monotonic() - began, 1))
+        return fault.describe(source) | dict(outcome=outcome, by=by, tests=tried,
+                                             seconds=round(time.monotonic() - began, 1))
+
+
+def run_fault(fault:Fault)->dict: return mutations.run(fault)   # `mutations` is made before the workers are forked
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", nargs="*", metavar="FOLDER", help="record tests: all, or those of tests/FOLDER")
+    parser.add_argument("--again", action="store_true", help="plant again what was not caught, as --out has it")
     parser.add_argument("--count", type=int, default=100, help="faults")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--module", action="append", help="tokens, or tokens/encode; can be repeated")
     parser.add_argument("--seconds", type=float, default=300, help="time limit of the tests of one fault")
+    parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, default=ROOT/"benchmarks/results/mutate.json")
     args = parser.parse_args()
-    parts = args.module or [*MODULES]
-    chosen = choose_faults(sources([p.removesuffix(".py") for p in parts]), args.count, args.seed)
     preload()
-    mutations, results = Mutations(args.seconds), []
-    for k, fault in enumerate(chosen, 1):
-        results.append(mutations.run(fault))
-        r = results[-1]
-        print(f"{k}/{len(chosen)} {r['outcome']}: {r['module']}:{r['line']} {r['kind']}")
-        print(f"    {r['before']}\n    {r['after']}\n    {r['by']} ({r['seconds']} s)", flush=True)
-        n = {name: sum(r["outcome"] == name for r in results) for name in ("caught", "survived", "out of time")}
-        summary = dict(modules=parts, seed=args.seed, date=time.strftime("%Y-%m-%d"), faults=len(results), **n)
-        args.out.write_text(json.dumps(summary | dict(results=results), indent=1) + "\n")
+    with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
+        take_snapshot(Path(folder))
+        if args.record is not None: record(args.record or ["tests"], args.processes)
+        else: run_faults(args.module or PARTS, args)
+
+
+def not_caught(results:list[dict])->list[Fault]:
+    "The faults of a result that no test caught, where the code of now still has them"
+    def about(found:dict)->tuple: return tuple(found[name] for name in ("module", "kind", "before", "after"))
+    wanted, found = {about(r) for r in results if r["outcome"] != "caught"}, []
+    for module in sorted({module for module, *_ in wanted}):
+        source = (ROOT/"sft_nb"/module).read_text()
+        found += [fault for fault in find_faults(module) if about(fault.describe(source)) in wanted]
+    return found
+
+
+def run_faults(parts:list[str], args):
+    global mutations
+    old = json.loads(args.out.read_text()) if args.again else {}
+    results = [r for r in old.get("results", []) if r["outcome"] == "caught"]
+    if old: chosen, args.seed, parts = not_caught(old["results"]), old["seed"], old["modules"]
+    else: chosen = choose_faults(sources([p.removesuffix(".py") for p in parts]), args.count, args.seed)
+    mutations, fork = Mutations(args.seconds), multiprocessing.get_context("fork")
+    with fork.Pool(args.processes) as fresh:
+        executed = import_package()
+        def needs_import(f): return not is_inside(f) or not lines_of(f).isdisjoint(executed.get(f.module, ()))
+        with fork.Pool(args.processes) as warm:   # most faults need no new import of the package
+            pools = {False: warm, True: fresh}
+            outcomes = (r for needs, pool in pools.items() for r in pool.imap_unordered(
+                run_fault, [f for f in chosen if needs_import(f) == needs], 1))
+            for k, r in enumerate(outcomes, 1):
+                results.append(r)
+                print(f"{k}/{len(chosen)} {r['outcome']}: {r['module']}:{r['line']} {r['kind']}")
+                print(f"    {r['before']}\n    {r['after']}\n    {r['by']} ({r['seconds']} s)", flush=True)
+                n = {name: sum(r["outcome"] == name for r in results) for name in ("caught", "survived", "out of time")}
+                summary = dict(modules=parts, seed=args.seed, date=time.strftime("%Y-%m-%d"), faults=len(results), **n)
+                args.out.write_text(json.dumps(summary | dict(results=results), indent=1) + "\n")
     print(f"{n['caught']} of {len(results)} caught, {n['survived']} survived, {n['out of time']} out of time")
 
 

@@ -2,7 +2,7 @@
 resumes ends like an undisturbed one, a run that cannot resume says so in one line, and no run hides another.
 
     python scripts/soak.py --kills 200 --seed 1                  # create, preparation, preflight, training, resume ...
-    python scripts/soak.py --kills 100 --moments training        # trainings alone, most of them inside a checkpoint
+    python scripts/soak.py --kills 60 --moments training         # trainings of four kinds, mostly inside a checkpoint
 
 Exits with 1 at the first run whose adapter differs in a byte, whose metrics.jsonl has a gap or a double line, that
 cannot be listed, or that neither resumes nor says why not. `tests/training/test_kill.py` does a dozen."""
@@ -14,6 +14,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -39,6 +40,11 @@ PROCESSES.set_forkserver_preload(["sft_nb.training.train", "bitsandbytes", "sft_
                                   "deepspeed", "wandb", "matplotlib.pyplot", "peft.tuners.lora.bnb",
                                   "transformers.integrations.bitsandbytes"])   # missing modules are skipped
 
+
+KINDS = dict(   # of trainings
+    qlora={}, full=dict(method="full"),
+    packed=dict(method="lora", max_tokens_per_batch=256, gradient_accumulation_steps=1),
+    together=dict(method="lora", num_processes=2, gradient_accumulation_steps=1))
 
 def setup(folder:Path)->Config:
     "24 steps in two epochs, with dropout, held-out loss, and log lines that do not coincide with checkpoints"
@@ -73,9 +79,10 @@ def deadly(place:str):
     with patch.object(*at[place]): yield
 
 
-def part(path:str, place:str, skip:int)->None:
+def part(path:str, place:str, skip:int, group:dict)->None:
     "Run by a process: continue training; with a place, die inside a checkpoint after skipping `skip`"
     sys.stdout = sys.stderr = open(os.devnull, "w")
+    os.environ |= group
     from sft_nb.training.train import train_run, workbench_of_run
     from sft_nb.training.trainer import SupervisedTrainer
     save, count = SupervisedTrainer._save_checkpoint, 0
@@ -89,16 +96,29 @@ def part(path:str, place:str, skip:int)->None:
 
 
 def killed(run:Run, place:str, rng:random.Random, longest:float)->bool:
-    "Continue training until it is killed, or to the end if the kill comes too late"
-    p = PROCESSES.Process(target=part, args=(str(run.path), place, rng.randrange(2)))
-    p.start()
+    "Continue training until one of its processes is killed, or to the end if the kill comes too late"
+    n, group = run.config.num_processes, {}
+    victim = rng.randrange(n) if place == "anywhere" else 0   # only the first writes checkpoints
+    if n > 1:   # as srun starts them: nobody ends the others
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            group = dict(WORLD_SIZE=str(n), MASTER_ADDR="localhost", MASTER_PORT=str(free.getsockname()[1]))
+    processes = [
+        PROCESSES.Process(target=part, args=(
+            str(run.path), place if k == victim else "nowhere", rng.randrange(2),
+            group and group | dict(RANK=str(k), LOCAL_RANK=str(k))))
+        for k in range(n)]
+    for p in processes: p.start()
+    p = processes[victim]
     if place == "anywhere":
         p.join(rng.uniform(.1, longest))
         if p.is_alive(): os.kill(p.pid, signal.SIGKILL)
-    p.join(300)
-    if p.exitcode not in (0, -signal.SIGKILL):
-        raise AssertionError(f"{place}: it ended with {p.exitcode}: {run.status}")
-    return p.exitcode != 0
+    for p in processes: p.join(300)
+    codes = [p.exitcode for p in processes]
+    died = codes[victim] == -signal.SIGKILL
+    if any(code not in ((0, 1) if died else (0,)) for k, code in enumerate(codes) if not (died and k == victim)):
+        raise AssertionError(f"{place}: they ended with {codes}: {run.status}")
+    return died
 
 
 def disturbed(cfg:Config, name:str, places:list[str], rng:random.Random, longest:float, say=lambda *a: None)->Run:
@@ -125,8 +145,11 @@ def lines(run:Run)->list[dict]:
 def differences(run:Run, whole:Run)->list[str]:
     "How a run differs from the undisturbed one"
     found = []
-    a, b = ((r.adapter/"adapter_model.safetensors").read_bytes() for r in (run, whole))
+    a, b = (next(r.adapter.glob("*model.safetensors")).read_bytes() for r in (run, whole))
     if a != b: found.append("the adapter has other bytes")
+    for state in sorted(whole.checkpoints()[-1].glob("*.pt*")):   # of the optimiser, the schedule, the random numbers
+        if (run.checkpoints()[-1]/state.name).read_bytes() != state.read_bytes():
+            found.append(f"{state.name} has other bytes")
     a, b = lines(run), lines(whole)
     if a != b:
         first = next(((x, y) for x, y in zip(a, b) if x != y), (len(a), len(b)))
@@ -311,11 +334,18 @@ def main()->int:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--moments", nargs="+", choices=MOMENTS, default=list(MOMENTS))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="of trainings alone")
     options = parser.parse_args()
-    rng, cfg = random.Random(options.seed), setup(Path(tempfile.mkdtemp(prefix="sft_nb-soak-")))
-    whole, seconds = undisturbed(cfg)
-    if options.moments == ["training"]: wrong = trainings(whole, cfg, seconds, options.kills, rng)
-    else: wrong = all_moments(whole, cfg, options.kills, options.moments, rng)
+    kinds, rng = options.kinds if options.moments == ["training"] else ["qlora"], random.Random(options.seed)
+    for kind in kinds:
+        folder = Path(tempfile.mkdtemp(prefix=f"sft_nb-soak-{kind}-"))
+        cfg = replace(setup(folder), **KINDS[kind])
+        whole, seconds = undisturbed(cfg)
+        if options.moments == ["training"]: wrong = trainings(whole, cfg, seconds, options.kills // len(kinds), rng)
+        else: wrong = all_moments(whole, cfg, options.kills, options.moments, rng)
+        if wrong: break
+        print(f"{kind}: sound", flush=True)
+        shutil.rmtree(folder)
     if wrong: print("; ".join(wrong), cfg.runs_dir, sep="\n")
     return 1 if wrong else 0
 

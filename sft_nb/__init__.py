@@ -3,7 +3,7 @@ __version__ = "0.1.0"
 import logging as _logging, sys as _sys
 
 from .base.before_torch import set_torch_environment as _set_torch_environment
-from .base.extensions import extension as _extension
+from .base.extensions import extension as _extension, note_missing as _note_missing, REINSTALL as _REINSTALL
 from .base.installation import check_platform as _check_platform, pause_garbage_collection as _pause_garbage_collection
 
 _check_platform()
@@ -59,12 +59,14 @@ _NAMES = {
     "panels.evaluation": "EvalState EvalPanel",
 } | (_extension("public_names") or {})
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+_missing = _note_missing("public_names", "other names are in")
+if _missing: _missing += f". Fix: {_REINSTALL}"
 # All of them but one come with `import *`: `SupervisedTrainer` is a TRL trainer, and to make it TRL is loaded.
 __all__ = [name for name in _HOME if name != "SupervisedTrainer"]
 
 
 def __getattr__(name):
-    if name not in _HOME: raise AttributeError(f"module 'sft_nb' has no attribute {name!r}")
+    if name not in _HOME: raise AttributeError(f"module 'sft_nb' has no attribute {name!r}{_missing}")
     from importlib import import_module
     with _pause_garbage_collection(): module = import_module(f"sft_nb.{_HOME[name]}")
     globals()[name] = getattr(module, name)
@@ -88,7 +90,9 @@ class _OldNames:
     "The last of Python's finders: it is asked for modules that no file has"
     def find_spec(self, name, path=None, target=None):
         from importlib.util import spec_from_loader
-        return spec_from_loader(name, self) if name in _MOVED else None
+        if name in _MOVED: return spec_from_loader(name, self)
+        if _missing and name.startswith("sft_nb."):   # also of `from sft_nb import name`
+            raise ImportError(f"no module or public name {name}{_missing}", name=name)
 
     def create_module(self, spec): return None
 

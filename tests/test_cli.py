@@ -1,5 +1,5 @@
 """The command line as a new user sees it, wrong arguments first."""
-import json, os, re, shlex, signal, subprocess, sys, time
+import json, os, re, shlex, shutil, signal, subprocess, sys, time
 from contextlib import suppress
 from unittest.mock import patch
 
@@ -30,6 +30,9 @@ def files(tmp_path):
     (tmp_path/"fields.jsonl").write_text('{"utterance": "1+1?", "reply": "2"}\n')
     (tmp_path/"unreadable.py").write_text("class Broken(:\n")
     (tmp_path/"comma.py").write_text("from sft_nb.configs.default import *\nMAX_SEQ_LENGTH = 262144,\n")
+    (tmp_path/"broken.yaml").write_text("seed: [1\n")
+    (tmp_path/"list.yaml").write_text("- 1\n")
+    (tmp_path/"folder").mkdir()
     (tmp_path/"cosin.yaml").write_text("seed: 1\nlr_scheduler_type: cosin\n")
     (tmp_path/"sft.sh").write_text("swift sft --model tiny --tuner_type lora --dataset good.jsonl\n")
     return tmp_path
@@ -129,6 +132,140 @@ WRONG = [  # arguments, exit code, what the message says
     (["compare", "runs/a"], 2, ["b is missing", "Fix: sft_nb compare runs/NAME runs/OTHER"]),
     ([], 2, ["usage"]),
 ]
+# line | exit code | what is found | what to do
+MORE_WRONG = """
+trane | 2 | there is no such command | sft_nb train
+TRAIN | 2 | there is no such command | sft_nb --help
+train demo | 2 | nothing takes 'demo' | --config demo
+train --config demo --epoch 3 | 2 | --epoch is not an option | write --epochs
+train --config demo --learning-rate 1e-4 1e-5 | 2 | 1e-4 1e-5 | --learning-rate 1e-4
+train --config demo --learning-rate fast | 2 | learning_rate = 'fast' is a string | --learning-rate auto
+train --config demo --learning-rate -1 | 2 | learning_rate = -1.0 | --learning-rate auto
+train --config demo --learning-rate 2 | 2 | learning_rate = 2.0 | --learning-rate auto
+train --config demo --lora-r 0 | 2 | lora_r = 0 | --lora-r 16
+train --config demo --lora-r 1.5 | 2 | lora_r = '1.5' is a string | --lora-r 16
+train --config demo --lora-alpha -2 | 2 | lora_alpha = -2 | --lora-alpha 32
+train --config demo --lora-dropout 10 | 2 | lora_dropout = 10.0 | --lora-dropout 0.1
+train --config demo --weight-decay 10 | 2 | weight_decay = 10.0 | --weight-decay 0.1
+train --config demo --num-train-epochs -1 | 2 | num_train_epochs = -1.0 | --num-train-epochs 3
+train --config demo --max-length 0 | 2 | max_length = 0 | --max-length 512
+train --config demo --max-length -5 | 2 | max_length = -5 | --max-length 512
+train --config demo --batch-size 0 | 2 | batch_size = 0 | --batch-size 4
+train --config demo --batch-size 1.5 | 2 | per_device_train_batch_size = | --per-device-train-batch-size
+train --config demo --gradient-accumulation-steps 0 | 2 | gradient_accumulation_steps = | --gradient-accumulation-steps
+train --config demo --warmup-steps -1 | 2 | warmup_steps = -1.0 | --warmup-steps 0.03
+train --config demo --save-steps -1 | 2 | save_steps = -1 | --save-steps 200
+train --config demo --save-steps epochs | 2 | save_steps = 'epochs' is a string | --save-steps epoch
+train --config demo --logging-steps 0 | 2 | logging_steps = 0 | --logging-steps 10
+train --config demo --seed x | 2 | seed = 'x' is a string | --seed 42
+train --config demo --method full-lora | 2 | method = 'full-lora' is a string | --method lora
+train --config demo --dtype fp15 | 2 | dtype = 'fp15' is a string | --dtype auto
+train --config demo --device gpu | 2 | device = 'gpu' is a string | --device cpu
+train --config demo --on-long truncat | 2 | on_long = 'truncat' is a string | --on-long drop
+train --config demo --cut-side middle | 2 | cut_side = 'middle' is a string | --cut-side end
+train --config demo --on-bad-row skip | 2 | on_bad_row = 'skip' is a string | --on-bad-row error
+train --config demo --reasoning thinking | 2 | reasoning = 'thinking' is a string | --reasoning inline
+train --config demo --train-on-turns first | 2 | train_on_turns = 'first' is a string | --train-on-turns all
+train --config demo --train-on-prompt sometimes | 2 | train_on_prompt = 'sometimes' is a string | --no-train-on-prompt
+train --config demo --num-processes 0 | 2 | num_processes = 0 | --num-processes 1
+train --config demo --num-processes many | 2 | num_processes = 'many' is a string | --num-processes 1
+train --config demo --fsdp maybe | 2 | fsdp = 'maybe' | --fsdp
+train --config demo --max-grad-norm -1 | 2 | max_grad_norm = -1.0 | --max-grad-norm 1
+train --config demo --adam-beta2 1.5 | 2 | adam_beta2 = 1.5 | --adam-beta2 0.999
+train --config demo --lora-target-modules | 2 | --lora-target-modules has no value | --lora-target-modules all-linear
+train --config demo --bnb-4bit-quant-type int4 | 2 | bnb_4bit_quant_type = 'int4' i | --bnb-4bit-quant-type nf4
+train --config demo --eval-samples -1 | 2 | eval_samples = -1 | --eval-samples 200
+train --config demo --eval-samples few | 2 | eval_samples = 'few' is a string | --eval-samples 200
+train --config demo --max-samples -1 | 2 | max_samples = -1 | no --max-samples
+train --config demo --max-time soon | 2 | max_time = 'soon' is a string | leave --max-time out, or write a number
+train --config demo --max-time -5 | 2 | max_time = -5.0 | no --max-time
+train --config demo --neftune-noise-alpha x | 2 | neftune_noise_alpha = 'x' | leave --neftune-noise-alpha out
+train --config demo --bf16 --fp16 | 2 | dtype is set twice, to 'bfloat16' | keep bf16 or fp16, and delete the other
+train --config demo --packing maybe | 2 | packing = 'maybe' | leave --packing out
+train --train-file good.jsonl --eval-fraction 2 | 2 | eval_fraction = 2.0 | --eval-fraction 0.02
+train --train-file good.jsonl --max-samples 0 | 2 | max_samples = 0 | no --max-samples
+train --config good.jsonl | 2 | this is not a .py, .yaml or .json file | --train-file good.jsonl
+train --config folder | 2 | this is not a .py, .yaml or .json file | --config default
+train --config broken.yaml | 2 | while parsing a flow sequence, | correct line 1, which is: seed
+train --config list.yaml | 2 | it is a list | write one setting per line, such as max_length: 512
+train --config demo --config gsm8k | 2 | --config is given twice | leave one out
+train --resume | 2 | --resume has no value | --resume runs/NAME
+train --resume folder | 2 | there is no config.json in it | sft_nb runs
+train --resume good.jsonl | 2 | there is no such directory | sft_nb runs
+train --resume runs/none --from checkpoint-3 | 2 | --from is not an option | sft_nb train --help
+config gsm8kk | 2 | no config and no file has this name | --config gsm8k
+config --config demo --lora_rr 3 | 2 | --lora_rr is not an option | write --lora-r
+config --config demo --nothing 3 | 2 | --nothing is not an option | sft_nb config --help
+data --train-file | 2 | --train-file has no value | --train-file rows.jsonl
+data --train-file empty.jsonl | 1 | there is no row in it | look at empty.jsonl, and at the step that wrote it
+data --train-file good.jsonl --show many | 2 | show = 'many' is a string | --show 0
+data --train-file good.jsonl --show -1 | 2 | --show is -1 | --show 0
+data --train-file good.jsonl --dropped x | 2 | dropped = 'x' is a string | --dropped 0
+data --config demo --nonsense | 2 | --nonsense is not an option | sft_nb data --help
+check --config nosuch | 2 | no config and no file has this name | --config default
+check --config demo --show 3 | 2 | --show is not an option | sft_nb check --help
+check --config demo --max-length | 2 | --max-length has no value | --max-length 512
+evaluate good.jsonl | 2 | there is no such path or model | a path with config.json or adapter_config.json
+evaluate folder | 2 | there is no run and no model in it | a path with config.json or adapter_config.json
+evaluate runs/none --eval-samples x | 2 | eval_samples = 'x' is a string | leave --eval-samples out, or write an integer
+evaluate runs/none --max-new-tokens 0 | 2 | there is no such directory | sft_nb runs
+evaluate runs/none --temperature hot | 2 | --temperature is not an option | sft_nb evaluate --help
+evaluate a b | 2 | nothing takes 'b' | sft_nb evaluate --help
+evaluate runs/none --checkpoint 5 | 2 | there is no such directory | sft_nb runs
+sweep | 2 | run is missing | sft_nb sweep runs/NAME
+sweep runs/none | 2 | there is no such directory | sft_nb runs
+sweep folder --follow x | 2 | nothing takes 'x' | sft_nb sweep --help
+compare | 2 | a is missing | sft_nb compare runs/NAME runs/OTHER
+compare runs/a runs/b | 2 | there is no such directory | sft_nb runs
+compare runs/a runs/b runs/c | 2 | nothing takes 'runs/c' | --model runs/c
+compare a b --nothing | 2 | --nothing is not an option | sft_nb compare --help
+merge | 2 | run is missing | sft_nb merge runs/NAME
+merge folder | 2 | there is no config.json in it | sft_nb runs
+merge runs/none --out x | 2 | there is no such directory | sft_nb runs
+merge runs/none --dtype int3 | 2 | dtype = 'int3' is a string | --dtype bfloat16
+merge good.jsonl | 2 | there is no such directory | sft_nb runs
+prove | 2 | run is missing | sft_nb prove runs/NAME
+prove runs/none | 2 | there is no such directory | sft_nb runs
+prove folder --server notaurl | 2 | there is no config.json in it | sft_nb runs
+prove good.jsonl | 2 | there is no such directory | sft_nb runs
+generate runs/none | 2 | --prompt is missing | --prompt 'A question?'
+chat runs/none | 2 | there is no such directory | sft_nb runs
+report runs/none | 2 | there is no such directory | sft_nb runs
+report | 2 | run is missing | sft_nb report runs/NAME
+runs a b | 2 | there is no such directory | sft_nb runs
+runs ../x | 2 | there is no such directory | sft_nb runs
+runs --runs-dir good.jsonl | 2 | there is none | sft_nb train --config demo
+runs --sort bogus | 2 | --sort is not an option | sft_nb runs --help
+runs --state sleeping | 2 | --state is not an option | sft_nb runs --help
+stop | 2 | run is missing | sft_nb stop runs/NAME
+stop folder | 2 | there is no config.json in it | sft_nb runs
+stop runs/none --timeout soon | 2 | timeout = 'soon' is a string | --timeout 120
+stop runs/none --now | 2 | --now is not an option | sft_nb stop --help
+search --config demo --trials 0 | 2 | no values are named | sft_nb search --learning-rate 1e-4 3e-4
+search | 2 | no values are named | sft_nb search --learning-rate 1e-4 3e-4
+demo --steps x | 2 | there is no such command | sft_nb --help
+demo --nothing | 2 | there is no such command | sft_nb --help
+serve runs/none | 2 | there is no such command | sft_nb sweep runs/none
+help trian | 2 | there is no such command | sft_nb --help
+--verison | 2 | there is no such command | sft_nb --help
+--hlep | 2 | there is no such command | sft_nb --help
+-x | 2 | there is no such command | sft_nb --help
+train -x | 2 | -x is not an option | sft_nb train --help
+train -h3 | 2 | -h3 is not an option | sft_nb train --help
+train --config demo --trust-remote-code maybe | 2 | trust_remote_code = 'maybe' is a string | --trust-remote-code
+train --config demo --router-aux-loss-coef -1 | 2 | router_aux_loss_coef = -1.0 | no --router-aux-loss-coef
+train --config demo --sequence-parallel-size 0 | 2 | sequence_parallel_size = 0 | --sequence-parallel-size 1
+train --config demo --early-stopping-patience 0 | 2 | early_stopping_patience = 0 | no --early-stopping-patience
+train --config demo --eval-steps -1 | 2 | eval_steps = -1 | no --eval-steps
+train --config demo --label-smoothing 2 | 2 | --label-smoothing is not an option | sft_nb train --help
+train --model tiny --train-file good.jsonl --model | 2 | --model has no value | --model tiny
+train --model | 2 | --model has no value | --model tiny
+train --config demo --max-steps 1e3x | 2 | max_steps = '1e3x' is a string | --max-steps 100
+train --config demo --num-workers -1 | 2 | num_workers = -1 | --num-workers auto
+""".strip().splitlines()
+for entry in MORE_WRONG:
+    line, code, *says = entry.split(" | ")
+    WRONG.append((line.split(), int(code), says))
 
 
 @pytest.mark.parametrize("args,code,says", WRONG, ids=lambda x: " ".join(x) if isinstance(x, list) else None)
@@ -254,10 +391,10 @@ def test_ctrl_c_is_written_down(tmp_path):
     line = f"train --config demo --runs-dir {tmp_path} --run-name x --save-steps 1 --no-preflight"
     line = [*line.split(), *small_model(), "--num-train-epochs", "99"]   # it is not finished before
     child = subprocess.Popen([*SFT_NB, *line], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    deadline = time.time() + 120
+    deadline = time.time() + 600
     while not list(tmp_path.glob("x/checkpoints/*/checkpoint.json")) and time.time() < deadline: time.sleep(.2)
     child.send_signal(signal.SIGINT)
-    out, _ = child.communicate(timeout=60)
+    out, _ = child.communicate(timeout=600)
     status = json.loads((tmp_path/"x/status.json").read_text())
     assert child.returncode == 130 and status["state"] == "stopped" and status["reason"] == "Ctrl-C"
     assert f"--resume {tmp_path}/x" in out
@@ -275,7 +412,7 @@ def _in_a_terminal(line:str, columns:int, **env)->str:
         said = b""
         with suppress(OSError):   # Linux says so when nobody has the terminal open any more
             while part := terminal.read(65536): said += part
-    assert child.wait(60) == 0, said
+    assert child.wait(600) == 0, said
     return said.decode()
 
 
@@ -325,3 +462,14 @@ def test_reports_fit_the_terminal_and_fixes_stay_whole(trained):
         assert max(map(len, shown)) <= 80, [part for part in shown if len(part) > 80]
     data = shell("data", "--config", "demo", "--max-samples", 60, "--eval-samples", 16).stdout
     assert re.search(r"share supervised +31\.4% +33\.3%", data)
+
+
+@pytest.mark.parametrize("state, says", [("finished", False), ("stopped", True)])
+def test_merge_says_that_a_run_is_not_finished(undisturbed, tmp_path, capsys, state, says):
+    from sft_nb.base.report import SftError
+    from sft_nb.runs.directory import Run
+    run = Run(shutil.copytree(undisturbed.path, tmp_path/"some"))
+    run.set_status(state)
+    with patch("sft_nb.proof.merge.merge", side_effect=SftError("merge", "enough is seen", "", "go on")):
+        assert main(["merge", str(run.path)]) == 1
+    assert ("some is not finished" in capsys.readouterr().out) == says

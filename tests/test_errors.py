@@ -9,7 +9,8 @@ from sft_nb.extras.earlier_adapter import find_earlier_adapter
 from sft_nb.model.finetuning.parallelism import deepspeed_config
 from sft_nb.proof.folder import Folder
 from sft_nb.extras.gguf_checks import Gguf
-from sft_nb.base.report import ConfigError, MissingFileError, MissingPathError, MissingRunError, SftError
+from sft_nb.base.report import (
+    ConfigError, MissingFileError, MissingPathError, MissingRunError, SftError, spell_settings)
 from sft_nb.rows.sources import read_rows
 from sft_nb.runs.directory import Run
 from sft_nb.tasks.core import task_of
@@ -67,3 +68,10 @@ def test_a_rejected_request_is_a_runtime_error():
 def test_an_error_survives_another_process_with_its_fix(kind):
     error = pickle.loads(pickle.dumps(kind("rows.jsonl", "there is no such file", "a file", fix="name a file")))
     assert type(error) is kind and str(error) == "rows.jsonl: there is no such file; a file. Fix: name a file."
+
+
+@pytest.mark.parametrize("language, text", [
+    ("yaml", 'system_prompt: "Für Ä"'), ("json", '"system_prompt": "Für Ä"'), ("shell", "--system-prompt 'Für Ä'"),
+    ("file", "system_prompt = 'Für Ä'")])
+def test_a_fix_keeps_its_letters_in_every_language(language, text):
+    assert spell_settings(dict(system_prompt="Für Ä"), language) == text

@@ -45,7 +45,8 @@ for name in ("mine.py", "mine.yaml", save_config(load_config("mine.py"), "config
     assert load_config(name).lora_r == 8
 Path("theirs.yaml").write_text("base_model: u/m\\nlora_r: 8\\nsample_packing: true\\n")
 Path("theirs.sh").write_text("swift sft --model u/m\\n")
-for name in ("theirs.yaml", "theirs.sh"):
+Path("ours.yaml").write_text("base_model: tiny\\nmicro_batch_size: 2\\n")   # ours by name, with another tool's defaults
+for name in ("theirs.yaml", "theirs.sh", "ours.yaml"):
     try: load_config(name)
     except ConfigError as e: print(e)
 try: load_config(warmup_ratio=10)
@@ -56,6 +57,7 @@ except ConfigError as e: print(e)
 def test_configs_of_our_own_are_read_without_the_extras(tmp_path):
     said = hidden(CONFIGS, tmp_path)
     assert "theirs.yaml:3: sample_packing is not a setting; keys of other tools are read by sft_nb.extras" in said
+    assert "1. ours.yaml:1: base_model is not a setting; keys of other tools are read by sft_nb.extras" in said
     assert "'theirs.sh': this is not a .py, .yaml or .json file" in said
     assert "warmup_ratio = 10; warmup_ratio is a share of all steps, below 1" in said
 
@@ -77,7 +79,7 @@ few = ["--config", "demo", "--max-samples", "8", "--eval-samples", "4", "--max-s
 for method in ("lora", "qlora", "full"):
     more = [] if method == "lora" else ["--no-preflight"]
     assert main(["train", *few, "--method", method, "--run-name", method, *more]) == 0, method
-assert main(["evaluate", "runs/lora", "--eval-samples", "2"]) == 0
+assert main(["evaluate", "runs/lora", "--eval-samples", "2"]) == 0   # without the base with examples
 assert main(["merge", "runs/qlora", "--out", "merged"]) == 0
 proof = ["prove", "runs/qlora", "--folder", "merged", "--prompts", "1", "--max-new-tokens", "4"]
 assert main(proof) == 0
@@ -97,6 +99,8 @@ def test_training_and_what_follows_work_without_the_extras(tmp_path):
     "Kernels, experts in 4 bits, sharding and GGUF files are extras; what asks for them by name is refused"
     said = hidden(TRAINED.replace("\n", "\nimport sys; sys.stderr = sys.stdout\n", 1), tmp_path)
     assert said.count("code 2") == 7
+    assert "the base is not asked with examples in its prompt: that needs sft_nb.extras" in said
+    assert "all the same in 3 stages (adapter, folder)" in said and ", 1 skipped" in said
     assert "files and tensors are not compared: that needs sft_nb.extras  Fix: pip install" in said
     for what in ("quantised", "kernels 'compile'", "kernels 'liger'", "fsdp", "sequence_parallel_size 2",
                  "model 'some.gguf'", "model", "adapter_name_or_path 'runs/lora'"):
@@ -135,6 +139,13 @@ def test_all_other_public_names_come_without_the_extras(tmp_path):
     assert "LossPanel" in names and hidden(code % names, tmp_path).endswith("[]\n")
 
 
+@pytest.mark.parametrize("code", [
+    "from sft_nb import LossPanel", "import sft_nb; sft_nb.LossPanel", "import sft_nb.panels.losses"])
+def test_a_name_of_the_extras_is_missed_by_name(tmp_path, code):
+    tried = f"try: {code}\nexcept (AttributeError, ImportError) as e: print(e)"
+    assert "are in sft_nb.extras, which is missing. Fix: pip install" in hidden(tried, tmp_path)
+
+
 WITHOUT = """
 import sys
 sys.stderr = sys.stdout
@@ -171,11 +182,16 @@ rows = dict(
     parts=dict(messages=[dict(role="user", content=[dict(type="text", text="1+1?")]), pair[1]]),
     sharegpt=dict(conversations=[{"from": "human", "value": "1+1?"}, {"from": "gpt", "value": "2"}]),
     alpaca=dict(instruction="1+1?", output="2"), completion=dict(prompt="1+1?", completion="2"), text=dict(text="1+1"),
-    anthropic=dict(messages=[pair[0], dict(role="assistant", content=blocks)]), vertex=dict(contents=[]),
-    tickets=dict(ticket="It is slow.", resolution="Restart it."), segments=dict(segments=[dict(text="a", label=True)]))
+    anthropic=dict(messages=[pair[0], dict(role="assistant", content=blocks)]), vertex=dict(contents=pair),
+    tickets=dict(ticket="It is slow.", resolution="Restart it."), segments=dict(segments=[dict(text="a", label=True)]),
+    unknown=dict(kolA="a", kolB="b"), turns=dict(messages=[dict(human="1+1?", assistant="2")]),
+    preference=dict(messages=pair, chosen="2", rejected="3"), jeopardy=dict(question="1", category="a", answer="b"),
+    parts_of_answer=dict(messages=[pair[0], dict(pair[1], train_detail=[dict(begin_offset=0)])]),
+    calls=dict(messages=[pair[0], dict(role="assistant", content="a", function_calls="f(a=1)")]))
 for name, row in rows.items():
     Path(f"{name}.jsonl").write_text(json.dumps(row) + "\\n")
     more = ["--fields", "question=tiket", "answer=resolution"] if name == "tickets" else []
+    if name == "jeopardy": more = ["--data-format", name]
     print(name, main(["data", "--train-file", f"{name}.jsonl", "--eval-samples", "0", *more]))
 """
 
@@ -183,9 +199,13 @@ for name, row in rows.items():
 def test_common_rows_are_read_without_the_extras_and_others_get_a_sentence(tmp_path):
     said = hidden(READ.replace("\n", "\nimport sys; sys.stderr = sys.stdout\n", 1), tmp_path)
     codes = dict(re.findall(r"^(\w+) ([0-9])$", said, re.MULTILINE))
-    refused = {"anthropic", "vertex", "tickets", "segments"}
-    assert {name for name, code in codes.items() if code != "0"} == refused and len(codes) == 10, said
-    for column in ("contents", "segments"):
-        assert f"it has the fields {column}, and no format has those; others are read by sft_nb.extras" in said
+    common = {"messages", "parts", "sharegpt", "alpaca", "completion", "text"}
+    assert {name for name, code in codes.items() if code == "0"} == common and len(codes) == 16, said
+    for what in ("format vertex", "format segments", "format preference", "format jeopardy", "train_detail",
+                 "function_calls"):
+        assert f"{what} needs sft_nb.extras, which is missing; a whole installation. Fix: pip install" in said, what
+    assert "no format has those; readings are proposed by sft_nb.extras, which is missing" in said
+    assert "and content; other shapes are read by sft_nb.extras, which is missing" in said
+    assert said.count("flaws of texts, and exports of other tools, are not looked for: that needs") == len(common)
     assert "a string; blocks are read by sft_nb.extras, which is missing" in said
     assert "there is no column tiket for question (fields); the columns are ticket, resolution. Fix: name one" in said

@@ -17,7 +17,7 @@ def notebook(folder, name:str, *cells:str)->None:
 
 def run(*places, **env)->subprocess.CompletedProcess:
     command = [sys.executable, str(ROOT/"scripts/test_notebooks.py"), *map(str, places)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | env)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=os.environ | env)
 
 
 def test_a_notebook_has_its_folder_its_flags_and_a_process_of_its_own(tmp_path):

@@ -113,3 +113,10 @@ def test_who_reports_a_defect_is_asked_for_the_check():
     asked = yaml.safe_load((ROOT/".github/ISSUE_TEMPLATE/bug.yml").read_text())
     assert any("sft_nb check" in field["attributes"]["label"] for field in asked["body"])
     assert "sft_nb check --json" in (ROOT/".github/PULL_REQUEST_TEMPLATE.md").read_text()
+
+
+def test_variables_are_not_set_where_torch_has_read_them(monkeypatch):
+    import torch   # noqa: F401
+    from sft_nb.base.before_torch import set_torch_environment
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    assert set_torch_environment() == {} and "GOMP_SPINCOUNT" not in os.environ

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.usefixtures("warm_processes")
 
 
 def python(*args, **how):
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60)
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=600)
     return subprocess.run([sys.executable, *args], **pipes | how)
 
 
@@ -30,14 +30,14 @@ def test_arguments_folder_environment_input_and_exit_code_arrive(tmp_path):
 
 
 def test_it_is_a_child_that_hears_signals():
-    waits = "import time; print('here', flush=True); time.sleep(60)"
+    waits = "import time; print('here', flush=True); time.sleep(600)"
     for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT):
         pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         child = subprocess.Popen([sys.executable, "-c", waits], start_new_session=True, **pipes)
         assert child.stdout.readline() == "here\n" and child.poll() is None
         assert os.getsid(child.pid) == child.pid
         child.send_signal(number)
-        assert child.wait(timeout=20) == -number
+        assert child.wait(timeout=300) == -number
         child.stdout.close()
 
 

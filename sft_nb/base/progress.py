@@ -34,9 +34,14 @@ class Progress:
 
     @classmethod
     def from_dict(cls, d:dict)->"Progress":
-        "Read what `to_dict` wrote; other keys are ignored"
+        "Read what `to_dict` wrote; other keys are ignored. TypeError for values of other types"
         names = {f.name for f in fields(cls)}
-        return cls(**{k: v for k, v in d.items() if k in names})
+        known = cls(**{k: v for k, v in d.items() if k in names})
+        numbers = [known.time, known.seconds_left or 0, *known.figures.values()]
+        fine = (isinstance(known.phase, str) and isinstance(known.what, str)
+                and type(known.done) is type(known.of) is int and all(type(v) in (int, float) for v in numbers))
+        if not fine: raise TypeError("a value is of another type")
+        return known
 
     def to_dict(self)->dict:
         "Ready for JSON"
@@ -78,8 +83,10 @@ class Phase:
         *, done:int=0,   # the amount done before it began
         what:str="",     # which of several similar phases: train, eval
         hide_inner:bool=False,  # True: phases inside are not reported
+        batch:int=1,     # the amount that ends at about the same time; less tells nothing about the time left
     ):
         self.name, self.of, self.done, self.what, self.hide_inner = name, of or 0, done, what, hide_inner
+        self.batch = batch
         self.first, self.started = done, time.monotonic()
         self.figures, self.seconds_left = {}, None   # function that returns the time left; None: by the amount done
         self.listeners, self.outer = (), None
@@ -89,7 +96,7 @@ class Phase:
         "The progress now"
         taken, left = self.done - self.first, None
         if self.seconds_left is not None: left = self.seconds_left()
-        elif self.of and taken > 0: left = (time.monotonic() - self.started) / taken * (self.of - self.done)
+        elif self.of and taken >= self.batch: left = (time.monotonic() - self.started) / taken * (self.of - self.done)
         return Progress(self.name, self.done, self.of, self.what, left, time.time(), dict(self.figures))
 
     def update(self, done:int, **figures:float)->None:

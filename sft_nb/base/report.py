@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['FIX_LANGUAGES', 'STATUSES', 'fix_language', 'shell_quote', 'spell_settings', 'Fix', 'edit', 'command', 'as_fix',
            'pluralise', 'with_article', 'error_summary', 'why_unreadable', 'SftError', 'ConfigError',
-           'MissingFileError', 'MissingPathError', 'MissingRunError', 'Finding', 'ok', 'skipped', 'warn', 'fail',
-           'named_figures', 'Report', 'read_figures']
+           'MissingFileError', 'MissingPathError', 'MissingRunError', 'is_denied', 'denied_error', 'Finding', 'ok',
+           'skipped', 'warn', 'fail', 'named_figures', 'Report', 'read_figures']
 
 # %% ../../nbs/00_base/08_report.ipynb #caa7fd3a
-import json, os, re, shlex
+import json, os, pwd, re, shlex, stat
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
@@ -177,6 +177,7 @@ def why_unreadable(error:Exception)->str:
     if isinstance(error, OSError) and error.strerror: return error.strerror
     if isinstance(error, json.JSONDecodeError): return f"not JSON: {error.msg} on line {error.lineno}"
     if isinstance(error, UnicodeDecodeError): return "it is not UTF-8 text"
+    if type(error) is ValueError: return error_summary(error).partition(":")[0]
     if isinstance(error, KeyError): return f"{error} is missing"
     return "it has other contents"
 
@@ -231,6 +232,42 @@ class MissingPathError(ConfigError, FileNotFoundError):
 
 class MissingRunError(MissingPathError):
     "A directory without a run in it"
+
+# %% ../../nbs/00_base/08_report.ipynb #den00002
+def is_denied(
+    path:Path,
+    *, writes:bool=False,   # True: may it be changed? A file of one's own always may, as it can be replaced
+)->bool:                    # False also if it does not exist
+    "Is there something that this user may not read, or change?"
+    try: found = os.stat(path)
+    except PermissionError: return True
+    except (OSError, ValueError): return False
+    is_folder = stat.S_ISDIR(found.st_mode)
+    needed = os.R_OK | (os.X_OK if is_folder else 0)
+    if writes and (is_folder or found.st_uid != os.getuid()): needed |= os.W_OK
+    return not os.access(path, needed)
+
+def denied_error(
+    where:str,                # `run 'demo-1'`
+    path:Path,                # for which `is_denied` is true
+    verb:str="read",          # read, change or open
+    otherwise:Fix|str=Fix(),  # what this user can do without its owner
+)->SftError:
+    "The error for a path that this user may not read or change: whose it is, and what can be done"
+    def name_of(uid:int)->str:
+        try: return pwd.getpwuid(uid).pw_name
+        except KeyError: return f"user {uid}"   # a container without user names
+    path = next(p for p in (path, *path.absolute().parents) if os.path.lexists(p))   # what hides it
+    found, me = path.stat(), os.getuid()
+    owner, fix, it = name_of(found.st_uid), as_fix(otherwise), "it" if str(path) == where else path
+    if os.statvfs(path).f_flag & os.ST_RDONLY and verb != "read":
+        return SftError(where, f"{it} is on a disk that is mounted read-only", "", fix)
+    if found.st_uid == me:
+        text = f"you may not {verb} {it} (its permissions are {stat.filemode(found.st_mode)})"
+        return SftError(where, text, "", command(f"chmod -R u+rwX {shell_quote(path)}"))
+    if verb != "change": fix = fix | f"{owner} can allow it with chmod -R a+rX {shell_quote(path)}"
+    return SftError(where, f"{it} belongs to {owner}, and {name_of(me)} may not {verb} it", "", fix)
+
 
 # %% ../../nbs/00_base/08_report.ipynb #r0car003
 @patch

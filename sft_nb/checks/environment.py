@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['check_versions', 'check_device', 'nvidia_cards', 'check_gpu', 'nearest_folder', 'check_writable', 'check_disk',
-           'check_tracking', 'check_hub', 'check_memory', 'check_extent']
+           'check_tracking', 'check_hub', 'check_memory', 'check_extent', 'last_answer_lengths', 'check_usual']
 
 # %% ../../nbs/09_checks/01_environment.ipynb #f969be02
 import os, re, shutil, subprocess, tempfile
 from importlib.metadata import PackageNotFoundError, version
+from itertools import takewhile
 from pathlib import Path
 
 import torch
@@ -16,10 +17,14 @@ from huggingface_hub import constants, try_to_load_from_cache
 from packaging.requirements import Requirement
 
 from ..base.installation import is_installed
-from ..base.report import Finding, as_fix, command, edit, fail, ok, skipped, warn
+from ..base.report import Finding, as_fix, command, edit, fail, ok, pluralise, skipped, warn
+from ..config.settings import is_default
 from ..tokens.tokenizer import model_path
+from ..tokens.dataset import Data
 from ..model.hardware import find_hardware
+from ..batches.layout import text_config
 from ..batches.packing import Extent
+from ..model.load import position_limit
 from ..planning.plan import Plan
 from .core import check
 
@@ -162,8 +167,53 @@ def check_extent(extent:Extent, *, max_steps:int, per_device_train_batch_size:in
         fix = edit(num_train_epochs=3) if max_steps < 1 else edit(max_steps=max(1, round(
             3 * extent.steps / extent.passes)))
         return warn(f"{extent}: after so many passes a model repeats its rows instead of learning from them", fix)
-    if extent.is_short:
+    fills_steps = extent.rows >= 256 and 4 * extent.rows_in_a_step > extent.rows   # of a few steps in a pass
+    if extent.is_short or fills_steps:
         fewer = max(1, min(per_device_train_batch_size, extent.rows // 8))
-        return warn(f"{extent}: a step asks for more rows than there are",
+        asks = "asks for more rows than there are" if extent.is_short else "takes a large part of the rows"
+        return warn(f"{extent}: a step {asks}; usual are 16 to 128",
                     edit(per_device_train_batch_size=fewer, gradient_accumulation_steps=1))
     return ok(str(extent))
+
+# %% ../../nbs/09_checks/01_environment.ipynb #usual002
+def last_answer_lengths(
+    data:Data,
+    n:int=64,        # of the first examples on each side
+)->list[int]:        # ascending
+    "Numbers of tokens in the last answers"
+    rows = [row for side in (data.train, data.eval) if side is not None
+            for row in side.tokens.select(range(min(n, len(side.tokens))))]
+    return sorted(sum(1 for _ in takewhile(lambda label: label != -100, reversed(row["labels"]))) for row in rows)
+
+@check("plan")
+def check_usual(
+    data:Data, shape, extent:Extent,
+    *, lora_r:int, lora_dropout:float, weight_decay:float, max_length:int, max_new_tokens:int, method:str,
+    num_train_epochs:float, max_steps:int, save_steps:int|float|str, eval_steps:int|float|str|None,   # settings
+)->list[Finding]|None:
+    "settings have values that are meant"
+    width, limit = getattr(text_config(shape), "hidden_size", None) or lora_r, position_limit(shape)
+    answers, longest_row = last_answer_lengths(data), int(data.train.lengths.max())
+    answer = answers[len(answers) * 9 // 10]   # longer than most
+    found = {}   # setting -> what is unusual about it, and a usual value
+    if method != "full" and lora_r > max(width, 64):
+        found["lora_r"] = f"{lora_r:,}, and the model is {width:,} wide: more than full rank; usual are 8 to 64", 16
+    if method != "full" and lora_dropout > .5:
+        found["lora_dropout"] = f"{lora_dropout:g}: more is dropped than kept; usual are 0 to 0.1", .05
+    if weight_decay > .5: found["weight_decay"] = f"{weight_decay:g}; usual are 0 to 0.1", .01
+    if limit and max_length > 4 * limit:
+        positions = f"the model has positions for {limit:,} tokens"
+        found["max_length"] = f"{max_length:,}; {positions}, and the longest row has {longest_row:,}", limit
+    if 4 * max_new_tokens < answer and not is_default("max_new_tokens", max_new_tokens):
+        cut = f"answers have up to {answer:,} tokens: what is generated is cut off"
+        found["max_new_tokens"] = f"{max_new_tokens:,}, and {cut}", max(64, 2 * answer)
+    if max_steps < 1 and 0 < num_train_epochs < .01:
+        found["num_train_epochs"] = f"{num_train_epochs:g}: {pluralise(extent.steps, 'step')}; usual are 1 to 5", 3
+    for name, value in dict(save_steps=save_steps, eval_steps=eval_steps).items():
+        is_given = isinstance(value, (int, float)) and not is_default(name, value)
+        if not is_given or max_steps > 0 or not 10 <= extent.steps < value: continue   # a few steps are a trial
+        what = "no checkpoint is written" if name == "save_steps" else "nothing is evaluated"
+        found[name] = f"{value:,}, and there are {extent.steps:,} steps: {what} before the end", extent.steps // 4
+    findings = [warn(f"{name} is {text}", edit(**{name: usual}), check=name) for name, (text, usual) in found.items()]
+    return findings or None
+

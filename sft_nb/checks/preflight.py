@@ -372,7 +372,8 @@ class StepEvidence(TimedEvidence):
     def first_step(self)->FirstStep:
         "One forward and backward pass over the largest batch"
         _ = self.evaluated
-        return take_step(self.model, self.loss, self.layout.collate(self.largest_rows), scale=self.scale)
+        return take_step(self.model, self.loss, self.layout.collate(self.largest_rows), scale=self.scale,
+                         guessing=math.log(self.vocabulary) + 1)
 
     @cached_part
     def slopes(self)->list[Slope]:

@@ -29,6 +29,7 @@ class FirstStep:
     tokens:int                # tokens in the batch, including padding
     seconds:float
     peak_bytes:int|None=None  # peak allocated memory; None: not on CUDA
+    text_loss:float|None=None # nats per token of the whole rows; measured if `loss` is worse than guessing
 
     @property
     def norm(self)->float:
@@ -40,6 +41,7 @@ def take_step(
     loss:Callable,    # batch -> tensor
     batch:dict,
     *, scale:float=1, # loss scale for the backward pass, as float16 needs
+    guessing:float=math.inf,   # the loss above which that of the whole rows is measured too
 )->FirstStep:
     "One forward and backward pass; the gradient is discarded"
     on_cuda, began = model.device.type == "cuda", time.monotonic()
@@ -50,8 +52,13 @@ def take_step(
     trained = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
     norms = {n: 0. if grad is None else float(grad.float().norm()) / scale for n, grad in trained.items()}
     model.zero_grad(set_to_none=True)
-    peak = torch.cuda.max_memory_allocated() if on_cuda else None
-    return FirstStep(float(value.detach()), norms, batch["input_ids"].numel(), time.monotonic() - began, peak)
+    peak, seconds = torch.cuda.max_memory_allocated() if on_cuda else None, time.monotonic() - began
+    text_loss = None
+    if value > guessing:
+        ids, mask = batch["input_ids"], batch.get("attention_mask")
+        labels = ids if mask is None else ids.masked_fill(mask == 0, -100)
+        with torch.no_grad(): text_loss = float(loss(batch | dict(labels=labels)))
+    return FirstStep(float(value.detach()), norms, batch["input_ids"].numel(), seconds, peak, text_loss)
 
 # %% ../../nbs/09_checks/04_step.ipynb #88104029
 @contextmanager
@@ -87,6 +94,9 @@ def check_loss(first_step:FirstStep, vocabulary:int, *, init:str, model:str, tok
     is_toy = model == "tiny" and tokenizer is None   # the tiny model has its own tokenizer
     if not is_toy: fix = as_fix("the {tokenizer} that this {model} was trained with") | fix
     if loss > chance + 1 and pretrained and loss > 2 * chance: return fail(f"{text}: worse than guessing", fix)
+    if loss > chance + 1 and first_step.text_loss is not None and first_step.text_loss < chance - .5:
+        text += f", and whole rows have {first_step.text_loss:.3f}: the base knows such text and expects other answers"
+        return warn(text, "a {system_prompt} that says how to answer")
     if loss > chance + 1: return warn(f"{text}: worse than guessing", fix)
     if pretrained and loss > chance - .5: return warn(f"{text}: the base does not know such text", fix)
     return ok(text)

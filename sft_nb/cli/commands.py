@@ -178,14 +178,16 @@ _LONGER = ("num_train_epochs", "max_steps")   # settings by which a finished run
 def _resume_run(options, cfg:Config, longer:dict, several:int|None):
     "Resume a run, here or in one or several other processes"
     from sft_nb.runs.directory import can_resume, open_run
-    from sft_nb.runs.provenance import extend_training, change_world_size, settings_for_world_size
-    run, max_time = open_run(options.resume, trust_remote_code=cfg.trust_remote_code), cfg.max_time
+    from sft_nb.runs.provenance import extend_training, change_world_size, go_back, settings_for_world_size
+    run = open_run(options.resume, trust_remote_code=cfg.trust_remote_code, writes=True)
+    max_time = cfg.max_time
     if several is not None: settings_for_world_size(run, several)   # or the run would be longer, and not go on
     if _is_launched(options):   # of several processes, the first changes the run
         from sft_nb.training.train import resume
-        return resume(run, max_time=max_time, **longer)
+        return resume(run, max_time=max_time, checkpoint=options.from_checkpoint, **longer)
     if longer: _print_text(extend_training(run, **longer))
     can_resume(run)   # report problems before loading torch
+    if options.from_checkpoint is not None: _print_text(go_back(run, options.from_checkpoint))
     if several is not None and (text := change_world_size(run, several)): _print_text(text)
     if options.detach or run.config.num_processes > 1: return run.resume(max_time=max_time)
     from sft_nb.training.train import resume
@@ -253,20 +255,25 @@ def _print_scores(evaluation, n_examples:int)->None:
 # %% ../../nbs/15_cli/01_commands.ipynb #253ef7c7
 _RESUME = ("continue this run from its last checkpoint, with its own settings; max_time, trust_remote_code and another "
            "num_processes may be given too, and more num_train_epochs or max_steps if it is finished")
+_FROM = "with --resume: checkpoint-N, at which it continues instead; later ones are removed. Same as --from"
 _DETACH = "train in its own process and return at once: sft_nb runs shows it, sft_nb stop ends it"
 _EXAMPLES = Option(int, 5, "generations to print")
 _TRAIN = dict(config=_config_option(", or a run to repeat"), resume=Option(str|None, None, _RESUME),
+              from_checkpoint=Option(str|None, None, _FROM),
               detach=Option(bool, False, _DETACH), examples=_EXAMPLES)
 
 def train_command(args:list[str])->int:
     "Train, then score base and tuned model on held-out rows"
+    args = ["--from-checkpoint" if arg == "--from" else arg for arg in args]   # `from` cannot name a field
     options, cfg = parse("train", args, _TRAIN, summary=train_command.__doc__)
+    if options.from_checkpoint is not None and options.resume is None:
+        raise ConfigError("--from", "it is given without --resume", "", "name the run of this checkpoint in {resume}")
     from sft_nb.runs.names import named_run
     from sft_nb.runs.process import keep_output
     require_trust(cfg)
     with keep_output():   # | head
         printed = named_run(options.resume)/"log.txt" if options.resume else None
-        begin = printed.stat().st_size if printed and printed.exists() else 0   # by earlier parts
+        begin = printed.stat().st_size if printed and os.path.exists(printed) else 0   # by earlier parts
         run = _start_training(options, cfg, args)
         if not is_main_process(): return run.status.exit_code
         if not options.detach: return _print_result(_print_until_end(run, begin), options.examples)

@@ -8,12 +8,13 @@ __all__ = ['COMMANDS', 'main', 'choose_card']
 # %% ../../nbs/15_cli/03_console.ipynb #cn0imp01
 import difflib, os, re, sys, textwrap, traceback
 from contextlib import redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
 
 from .. import __version__
 from ..base.installation import own_this_process
 from ..base.escape import shorten_words, escape_controls
 from ..base.credentials import load_env_files, RedactingStream
-from ..base.report import command, ConfigError, edit, shell_quote, SftError, fix_language
+from ..base.report import command, ConfigError, denied_error, edit, shell_quote, SftError, fix_language
 from ..runs.process import keep_output
 from .options import join_options, split_options, terminal_width
 from .commands import (
@@ -101,6 +102,10 @@ def main(
             more = "; if a run had begun, its status.json says how to continue" if args[0] == "train" else ""
             print(f"sft_nb: stopped{more}", file=sys.stderr)
             return _EXIT_CODES.get(getattr(e, "by", ""), 130)
+        except PermissionError as e:
+            if not e.filename: return _report_unforeseen(e)
+            print(f"sft_nb: {denied_error(str(e.filename), Path(e.filename), 'open')}", file=sys.stderr)
+            return 1
         except Exception as e: return _report_unforeseen(e)
         finally:
             with suppress(OSError): sys.stdout.flush()

@@ -17,7 +17,7 @@ from typing import Any, get_args, get_origin
 
 from ..base.files import read_json
 from ..base.report import as_fix, command, ConfigError, edit, error_summary, Fix, shell_quote
-from ..base.extensions import extension
+from ..base.extensions import extension, REINSTALL
 from sft_nb.config.setting import (
     as_pairs, fits_type, fix_for_source, language_of_source, OTHER_TRAINERS, parse_duration, plain_name,
     preference_recipe)
@@ -79,6 +79,8 @@ class KnownNames:
     readers:dict[str,Callable] = {}   # suffix of a file -> its reader, besides Python, YAML and JSON
     merger:type|None = None           # a kind of `SettingsMerger`; None: that class
     hint = "keys of other tools are read by sft_nb.extras, which is missing"   # about a name that is not known
+    # aliases from other tools: their file has other defaults, too, which only an extension knows
+    theirs = frozenset(("base_model", "cutoff_len", "micro_batch_size", "val_set_size"))
 
     def tool_of(self, names)->str:
         "The tool whose file has these names; empty: none"
@@ -88,7 +90,7 @@ class KnownNames:
         return ""
     def is_known(self, name:str, tool:str="")->bool:
         "Is this the name of a setting, here or in the tool?"
-        return full_name(name) in SETTINGS
+        return full_name(name) in SETTINGS and plain_name(name) not in self.theirs
     def that_set(self, tool:str="")->list[str]:
         "The names that set something: none that is ignored or always refused"
         return [*SETTINGS, *ALIASES]
@@ -155,13 +157,14 @@ def unknown_setting_error(
     near = [one for one in nearest_names(name, names.that_set(tool)) if fits(one)]
     expected, page = names.hint, ""
     if fix := known_alternative(name): expected, fix = "", fix_for_source(where, fix)
-    elif near:
+    elif near and plain_name(name) not in names.theirs:
         expected, page = f"the nearest is {near[0]}", "a_comma_and_a_typo"
         fix = fix_for_source(where, f"write {{{near[0]}}}")
     else:
         is_python = language_of_source(where) == "file"
         helper = ", or begin its name with _ if it is a helper of the file" if is_python else ""
-        fix = f"leave {name} out{helper}; sft_nb config lists all settings"
+        fix = as_fix(f"leave {name} out{helper}; sft_nb config lists all settings")
+        if names.hint: fix = command(REINSTALL) | fix
     return ConfigError(where, f"{name} is not a setting", expected, fix, page)
 
 # %% ../../nbs/01_config/03_files.ipynb #e4dd3bb5

@@ -21,7 +21,8 @@ from ..base.display import details_html, Drawn, Table, table_html, table_text
 from ..base.view import View, view_html
 from ..base.credentials import redact_patterns
 from ..base.files import write_atomically
-from ..base.report import as_fix, ConfigError, edit, Fix, MissingPathError, shell_quote
+from ..base.report import (
+    as_fix, ConfigError, denied_error, edit, Fix, is_denied, MissingPathError, shell_quote)
 from .bases import choose_base, SHIPPED
 from .setting import plain_name
 from .settings import Config, full_name, SETTINGS, settings_with
@@ -92,6 +93,7 @@ def find_config(
 )->Path:
     "The file that `name` refers to; ConfigError with similar names if there is none"
     p = Path(name)
+    if hidden := next(filter(is_denied, (p/"config.json", p)), None): raise denied_error(f"config {str(p)!r}", hidden)
     if os.path.isfile(p/"config.json"): return p/"config.json"   # os.path returns False for invalid names
     if os.path.isfile(p) and p.suffix in (".py", ".json", ".yaml", ".yml", *known_names().readers): return p
     if os.path.isfile(CONFIGS/f"{name}.py"): return CONFIGS/f"{name}.py"

@@ -37,7 +37,7 @@ from ..model.hardware import free_memory
 from ..model.load import load_base
 from ..planning.bits import BitsCost, cost_of_bits, few_rows, in_16_bits, why_not_in_16_bits
 from ..workbench import leaves_base, Workbench
-from ..runs.directory import earlier_adapter, Run
+from ..runs.directory import check_permissions, earlier_adapter, Run
 from ..runs.checkpoint import keep_score, scored_alike, step_of, weights_digest
 from ..runs.locate import find_target, name_of_weights, Target
 from .statistics import Difference
@@ -380,17 +380,18 @@ class Evaluation(SavedResult):
                     parts=[drawn, *self.notes, Drawn(figures, ""), *tables], data=own_fields(self))
 
     def examples(self, n:int=5)->str:
-        "The first `n` rows: prompt, answer of the base, answer of the tuned model; empty for texts without a prompt"
+        "The first `n` rows: prompt, expected answer, that of the base, of the tuned; empty for texts without a prompt"
+        def shorten(text:str)->str: return (answer_of(text) or text).strip().replace("\n", " | ")[:110]
         lines = []
         if not any(a.n_tokens for a in self.tuned.answers): return ""
         for k, a in enumerate(self.tuned.answers[:n]):
             prompt = a.prompt
             if len(prompt) > 500: prompt = f"{prompt[:200]} [{len(prompt) - 400:,} characters] {prompt[-200:]}"
+            prompt += f"\n  expected {shorten(a.expected)}"
             for name, scores in (("base", self.base), ("tuned", self.tuned)):
                 if scores is None: continue
                 answer = scores.answers[k]
-                text = (answer_of(answer.text) or answer.text).strip().replace("\n", " | ")[:110]
-                prompt += f"\n  {name:<6} {'✓' if answer.correct else '✗'} {text}"
+                prompt += f"\n  {name:<6} {'✓' if answer.correct else '✗'} {shorten(answer.text)}"
             lines.append(prompt)
         return escape_controls("\n\n".join(lines))
 
@@ -485,6 +486,7 @@ def make_evaluator(
     "Prepare the rows; errors in settings or rows are raised before a model is loaded"
     settings, metrics = evaluation_settings(settings), check_metrics(metrics)
     target = find_target(what, checkpoint=checkpoint, trust_remote_code=trust_remote_code, **settings)
+    if target.run is not None: check_permissions(target.run, target.folder)   # scores are written there
     bench = Workbench(target.config, is_resolved=True)
     rows, left_out, domains = held_out(target, bench.tokenizer)
     questions = make_questions(bench.cfg, bench.tokenizer, rows, cluster=cluster, domains=domains,

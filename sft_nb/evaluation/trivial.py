@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..base.report import Finding, pluralise, SftError, warn
+from ..base.extensions import extension, REINSTALL
+from ..base.report import command, Finding, pluralise, SftError, skipped, warn
 from ..rows.thoughts import answer_of, without_thought
 from ..tasks.metrics import labels_of, repeated_answer
 from ..model.generation import Generation
@@ -226,6 +227,9 @@ def find_trivial(
         out.append(warn(text, "a larger {max_new_tokens}, or rows with shorter reasoning", check="endless_thoughts"))
     elif any(a.n_tokens for a in tuned.answers) and (found := repeated_answer(given, targets)):   # no texts
         out.append(warn(str(found), fix, check="one_answer"))
+    if baselines is not None and baselines.few_shot is None and extension("few_shot") is None:
+        text = "the base is not asked with examples in its prompt: that needs sft_nb.extras"
+        out.append(skipped(text, command(REINSTALL), check="few_shot"))
     if baselines is None or not baselines.matters(tuned): return out
     if is_better(d := baselines.over_best(tuned)): return out
     text = f"not better than {baselines.best.name}"

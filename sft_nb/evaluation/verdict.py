@@ -15,7 +15,7 @@ from ..base.files import write_atomically
 from ..base.report import command, ConfigError, edit, shell_quote
 from ..config.load import with_parameters_of
 from ..runs.checkpoint import weights_digest
-from ..runs.directory import open_run, Run
+from ..runs.directory import check_permissions, open_run, Run
 from .statistics import Difference, power
 from .perplexity import Forgetting
 from .evaluate import detectable_in_words, evaluate
@@ -113,6 +113,7 @@ def verdict(
 )->Verdict:
     "Is the tuned model better? Known answers are read, others are generated"
     run = open_run(run, trust_remote_code=trust_remote_code)
+    check_permissions(run, run.path/"eval")   # the verdict is written there
     file = run.path/"eval"/"sweep.json"
     is_anew = how.get("reuse") is False
     given = is_anew or [name for name, value in how.items() if value is not None and not isinstance(value, bool)]

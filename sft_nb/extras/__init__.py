@@ -7,13 +7,6 @@ PUBLIC = {"losses": "LossState LossPanel", "plan_panel": "PlanState PlanPanel", 
           "gguf_checks": "gguf_adapter", "search": "Search search",
           "compare": "compare"}
 
-# formats of rows that are rarely met, and the fields of each
-FORMATS = dict(
-    preference=("chosen", "rejected"), alpaca_prompt=("instruction", "output"), alpaca_chat=("instruction", "output"),
-    jeopardy=("question", "category", "answer"), tokens=("input_ids",), segments=("segments",),
-    openai_preference=("input", "preferred_output", "non_preferred_output"),
-    stored_completion=("input", "output"), vertex=("contents",))
-
 # modules that stand here, by their names in older versions
 OLDER = {f"sft_nb.{part}.{module}": module for part, modules in {
     "evaluation": "openai_client search", "panels": "html_report losses", "rows": "proposals texts tool_calls",
@@ -52,7 +45,6 @@ EXTENSIONS = {
     "weights": partial(_load_part, "packed_experts"),
     "deepspeed": partial(_load_part, "deepspeed"),
     "parallelism": partial(_load_part, "sharding"),
-    "formats": lambda: FORMATS,
     "encodings": partial(_load_part, "encodings"),
     "template_fixes": partial(_load_part, "template_fixes"),
     "message_shapes": partial(_load_part, "message_shapes"),

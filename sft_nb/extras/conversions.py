@@ -8,7 +8,7 @@ __all__ = ['DTYPES', 'VALUES', 'read_dtype', 'adapter_method', 'holds_nothing_ou
            'llama_factory_defaults', 'swift_defaults']
 
 # %% ../../nbs/16_extras/02_conversions.ipynb #8fb2e9a3
-import re
+import os, re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -207,7 +207,7 @@ def _read_adapter(v, given:FileSettings)->Meaning:
     "method; a folder is adapter_name_or_path"
     if v == "qlora": return maps_to(method="qlora")
     if v == "lora": return maps_to(method=adapter_method(given))
-    if "/" in str(v) or Path(str(v)).exists(): return maps_to(adapter_name_or_path=str(v))
+    if "/" in str(v) or os.path.exists(str(v)): return maps_to(adapter_name_or_path=str(v))
     return refused("an adapter is lora or qlora", edit(method="lora"))
 
 @conversion
@@ -343,7 +343,7 @@ def _template_reads(argument:str, given:FileSettings)->bool:
     "Does the chat template read the argument? Taken for granted of the tokenizer's own, which is not known here"
     template = given["chat_template"]
     if template is None: return True
-    file = next((p for p in (Path(template[:200]), (given.folder or Path())/template[:200]) if p.is_file()), None)
+    file = given.find_file(template)
     return argument in (file.read_text(encoding="utf-8", errors="replace") if file else template)
 
 @conversion
@@ -382,9 +382,9 @@ def _read_text_file(v, given:FileSettings, *,
 )->Meaning:
     "{setting}, also from a text file"
     if str(v).endswith(".txt"):
-        file = next((p for p in (Path(v), (given.folder or Path())/v) if p.is_file()), None)
+        file = given.find_file(v)
         if file is None: return refused("there is no such file", edit(**{setting: example}))
-        v = file.read_text(encoding="utf-8")
+        v = file.read_text(encoding="utf-8", errors="replace")
     if isinstance(example, str): return maps_to(**{setting: str(v)})
     return maps_to(**{setting: tuple(v.split() if isinstance(v, str) else v)})
 
@@ -463,9 +463,8 @@ def _read_zero_stage(v, given:FileSettings)->Meaning|None:
         return maps_to(deepspeed=stages.get(zero.get("stage", 0) if isinstance(zero, dict) else 0))
     if not isinstance(v, str) or v in ("zero2", "zero3"): return None
     if not v: return maps_to(deepspeed=None)
-    near = (Path(v), (given.folder or Path.cwd())/v)
     stage = re.search(r"z(?:ero)?_?-?([0-3])", Path(v).name.lower())
-    if any(p.is_file() for p in near) or not stage or not given.tool: return None
+    if given.find_file(v) or not stage or not given.tool: return None
     return maps_to(deepspeed=stages[int(stage[1])])
 
 def _read_report_to(v, given:FileSettings)->Meaning|None:

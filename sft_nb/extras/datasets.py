@@ -7,7 +7,7 @@ __all__ = ['is_hub_dataset', 'with_split', 'read_held_out', 'read_chat_template'
            'dataset_files', 'entry_settings', 'read_datasets', 'join_fields', 'find_dataset_info', 'read_dataset_names']
 
 # %% ../../nbs/16_extras/01_datasets.ipynb #e17f805c
-import json, re
+import json, os, re
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ def is_hub_dataset(file:str)->bool:
     "Is this the name of a hub dataset, rather than a file or folder?"
     name = file.split(":")[0].split("@")[0]
     is_name = re.fullmatch(r"[\w.-]+/[\w.-]+", name) and Path(name).suffix not in FILE_SUFFIXES
-    return bool(is_name) and not Path(name).exists()
+    return bool(is_name) and not os.path.exists(name)
 
 def with_split(
     file:str,              # name, name:split or name:config:split
@@ -53,7 +53,7 @@ def read_chat_template(
     "chat_template: one that ships with sft_nb, a file, the text itself, or the tokenizer's own"
     if not isinstance(v, str) or not given.tool: return None
     name = v.strip().lower()
-    if "{{" in v or "{%" in v or name.endswith((".jinja", ".jinja2", ".j2")) or Path(v[:200]).is_file():
+    if "{{" in v or "{%" in v or name.endswith((".jinja", ".jinja2", ".j2")) or os.path.isfile(v):
         return maps_to(chat_template=v)
     if name == "empty": return maps_to(chat_template="none")
     if name in _SHIPPED_TEMPLATES: return maps_to(chat_template=name)

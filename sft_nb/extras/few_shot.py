@@ -70,7 +70,7 @@ def few_shot_questions(
         shots = shots[:-1]
     if not shots: return None, 0
     figure = figure_of_answers(questions.by, expected_answers(questions.task, [*questions.rows.values()]))
-    made = {name: pick(getattr(questions, name)) for name in ("clusters", "raw", "opened") if hasattr(questions, name)}
+    made = {name: pick(getattr(questions, name)) for name in ("clusters", "groups", "raw", "opened")}
     rows = {place: questions.rows[place] for place in places}
     cfg = replace(questions.cfg, max_new_tokens=limit)
     return replace(questions, cfg=cfg, figure=figure, rows=rows, chats=chats, prompts=prompts, examples=None,

@@ -23,7 +23,8 @@ from ..evaluation.evaluate import Evaluation
 from ..evaluation.sweep import Sweep
 from ..evaluation.verdict import SEEN
 from ..panels.panel import error_html
-from ..panels.run_state import CURVES, curve_svg, RunState
+from ..runs.metrics import curves_html
+from ..panels.run_state import RunState
 
 # %% ../../nbs/16_extras/08_html_report.ipynb #fac0pag2
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -32,7 +33,7 @@ body{font:15px/1.5 system-ui,sans-serif;max-width:960px;margin:2em auto;padding:
 body{background:Canvas;color:CanvasText}
 h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em;border-bottom:1px solid rgba(128,128,128,.4)}
 code{font-family:ui-monospace,monospace;font-size:.93em}table{border-collapse:collapse}
-pre{white-space:pre-wrap;overflow-wrap:anywhere}svg{max-width:100%}"""
+pre{white-space:pre-wrap;overflow-wrap:anywhere}img{max-width:100%}"""
 
 def page_html(
     title:str,
@@ -79,8 +80,7 @@ def memory_part(run:Run)->str:
 # %% ../../nbs/16_extras/08_html_report.ipynb #pg0cur01
 def curves_part(run:Run)->str:
     "Loss, gradient norm and learning rate over steps"
-    state = RunState(run)
-    return "".join(curve_svg(state.series(*keys), title) for title, keys in CURVES.items())
+    return curves_html(RunState(run).curves())
 
 # %% ../../nbs/16_extras/08_html_report.ipynb #pg0eva01
 def scores_part(

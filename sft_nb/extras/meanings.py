@@ -8,7 +8,7 @@ __all__ = ['Meanings', 'CONVERSIONS', 'TOOL_FILES', 'Meaning', 'FileSettings', '
            'when_on', 'read_meanings', 'Tool', 'read_tool']
 
 # %% ../../nbs/16_extras/00_meanings.ipynb #481233ca
-import tomllib
+import os, tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -50,6 +50,10 @@ class FileSettings:
     def holds_out(self)->bool:
         "Are any rows held out?"
         return any(self.settings[name] for name in ("eval_file", "eval_fraction", "eval_rows"))
+    def find_file(self, name:str)->Path|None:
+        "The file of this name, here or beside the config; None: there is none"
+        near = (Path(name), (self.folder or Path())/name)
+        return next((file for file in near if os.path.isfile(file)), None)   # False for a name that no file can have
 
 # %% ../../nbs/16_extras/00_meanings.ipynb #c9fcfd02
 def accepted(note:str="")->Meaning:

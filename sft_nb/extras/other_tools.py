@@ -161,6 +161,7 @@ class OtherTools(KnownNames):
     readers = {".sh": read_shell_config}
     merger = TranslatingMerger
     hint = ""
+    theirs = frozenset()
 
     def tool_of(self, names)->str: return recognise_tool(names)
     def tool_of_call(self, names)->str:

@@ -425,7 +425,8 @@ def continue_tokens(
     decoder, answers = Decoder(model, tokenizer, **how), {}
     if len(prompts) > 1 and reads_padding(model): decoder.most = 1
     write = decoder.answers if choose_decoding(model)[0] == "sft_nb" else decoder.answers_in_batches
-    seen, phase = show_progress() if progress else nullcontext(), Phase("generating", len(prompts), what=progress)
+    seen = show_progress() if progress else nullcontext()
+    phase = Phase("generating", len(prompts), what=progress, batch=decoder.most)
     with torch.no_grad(), eval_mode(model), seen, phase:
         for row, answer in write(prompts):
             answers[row] = answer

@@ -301,24 +301,35 @@ def caption(self:BatchState)->str:
 # %% ../../nbs/14_panels/01_batches.ipynb #st0htm01
 _BORDER = dict(padded="1px solid rgba(128,128,128,.6)", flattened="2px dashed #8957e5")
 
+_MOST = 3000   # most tokens in a saved picture
+
 @patch
-def html(self:BatchState,
-    most:int=3000,   # most tokens to draw; the others are counted
-)->str:
-    "Coloured tokens, a border before each document; what a token says is escaped"
-    line, tokenizer, left = _BORDER[self.workbench.layout.name], self.workbench.data.tokenizer, most
-    document_html = (f"<div class='sft-document' style='border-top:{line};padding:4px 0'>"
-                     "<span class='sft-name' style='opacity:.8;font-size:85%'>{}</span>{}</div>")
-    drawn = [f"<div>{escape_html(self.caption())}</div>"]
-    documents = self.documents()
-    for name, document in zip(self.names(), documents):
+def first_rows(self:BatchState)->list[tuple[str,list[Token]]]:
+    "Name and tokens of the documents that a saved picture shows, the last one perhaps cut"
+    found, left, tokenizer = [], _MOST, self.workbench.data.tokenizer
+    for name, document in zip(self.names(), self.documents()):
         if left <= 0: break
         end = len(document.ids) if document.n <= left else left
-        drawn.append(document_html.format(escape_html(name), spans_html(_tokens_of_part(document, 0, end, tokenizer))))
+        found.append((name, _tokens_of_part(document, 0, end, tokenizer)))
         left -= document.n
-    hidden = sum(document.n for document in documents) - most
+    return found
+
+@patch
+def html(self:BatchState)->str:
+    "Coloured tokens, a border before each document; what a token says is escaped"
+    border = f"<hr style='border:0;border-top:{_BORDER[self.workbench.layout.name]};margin:4px 0'>"
+    drawn = [f"<div>{escape_html(self.caption())}</div>"]
+    for name, tokens in self.first_rows():
+        title = f"<div class='sft-name' style='opacity:.8;font-size:85%'>{escape_html(name)}</div>"
+        drawn.append(f"{border}<div class='sft-document'>{title}{spans_html(tokens)}</div>")
+    hidden = sum(document.n for document in self.documents()) - _MOST
     if hidden > 0: drawn.append(f"<div>… {hidden:,} more tokens; a panel in a notebook shows them all</div>")
     return "".join(drawn)
+
+@patch
+def as_text(self:BatchState)->str:
+    "Caption and rows; what is supervised is in double brackets"
+    return "\n".join([self.caption(), *(f"{name}: {spans_text(tokens)}" for name, tokens in self.first_rows())])
 
 # %% ../../nbs/14_panels/01_batches.ipynb #92a5dca1
 @patch

@@ -28,7 +28,7 @@ from sft_nb.panels.panel import (
 from .reply_stream import Reply
 from .conversation import Turn, turn_html
 from .generation import GenerationPanel
-from .intervals import intervals_svg
+from .intervals import intervals_html
 
 # %% ../../nbs/14_panels/10_evaluation.ipynb #evl0sta2
 FILTERS = ("all", "better", "worse", "both right", "both wrong", "not ended", "changed since base")
@@ -201,7 +201,7 @@ def scores_chart(self:EvalState, click=None)->dict:
 @patch
 def _chart(self:EvalState)->str:
     points, base, names = self.intervals()
-    return intervals_svg(points, base, names, title=self.sweep.by)
+    return intervals_html(points, base, names, title=self.sweep.by)
 
 # %% ../../nbs/14_panels/10_evaluation.ipynb #evl0htm4
 def outcome(

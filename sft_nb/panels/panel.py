@@ -14,7 +14,7 @@ from pathlib import Path
 
 import anywidget
 import traitlets
-from IPython.display import display, HTML, update_display
+from IPython.display import display, update_display
 from fastcore.basics import patch
 
 from ..base.display import card_html, format_number, table_html   # noqa: F401   tables of panels are drawn with it
@@ -240,6 +240,9 @@ class Panel(anywidget.AnyWidget):
         self.on_msg(self._receive_event)
 
     def __repr__(self): return type(self).__name__
+    def to_text(self)->str:
+        "The saved picture as text"
+        return self.state.as_text() if hasattr(self.state, "as_text") else repr(self)
     def blocks(self)->list[dict]:
         "The blocks, from top to bottom"
         return [html_block(self.state.html())]
@@ -273,7 +276,7 @@ def draw(self:Panel, *, save:bool=True)->None:
         self.live = {}
         error = [html_block(self.error)] if self.error else []
         self.view = self._to_json([*error, *self.blocks()])
-        if save and self.shown: update_display(HTML(self._saved_picture()), display_id=self.saved_id)
+        if save and self.shown: update_display(self._saved_picture(), display_id=self.saved_id, raw=True)
 
 @patch
 def _to_json(self:Panel, part):
@@ -289,16 +292,18 @@ def _to_json(self:Panel, part):
     return part
 
 @patch
-def _saved_picture(self:Panel)->str:
-    return f"{_HIDE}<div data-sft-saved='{self.saved_id}'>{self.to_html()}</div>"
+def _saved_picture(self:Panel)->dict:
+    "The picture that a notebook keeps, as HTML and as text"
+    html = f"{_HIDE}<div data-sft-saved='{self.saved_id}'>{self.to_html()}</div>"
+    return {"text/html": html, "text/plain": self.to_text()}
 
 @patch
 def _ipython_display_(self:Panel)->None:
     if not self.view: self.draw()
     made = self._repr_mimebundle_()
     data, metadata = made if isinstance(made, tuple) else (made, {})
-    display(data, metadata=metadata, raw=True)
-    display(HTML(self._saved_picture()), display_id=self.saved_id)
+    display(data | {"text/plain": ""}, metadata=metadata, raw=True)   # without a name above the picture
+    display(self._saved_picture(), display_id=self.saved_id, raw=True)
     self.shown = True
     self.follow()
 
@@ -331,7 +336,7 @@ def fail(self:Panel, error:Exception)->None:
         self.view = self._to_json([html_block(self.error)])
         return
     if self.shown:
-        try: update_display(HTML(self._saved_picture()), display_id=self.saved_id)
+        try: update_display(self._saved_picture(), display_id=self.saved_id, raw=True)
         except Exception: return   # the panel itself is drawn
 
 def removed_run(

@@ -34,6 +34,7 @@ class RunPanel(Panel):
         self.scale = Choice("scale", options=["linear", "log"], value="linear", as_chips=True)
         averages = [("none", 0.), *((f"EMA {weight}", weight) for weight in (.6, .9, .98))]
         self.smooth = Choice("smoothing", options=averages, value=0.)
+        self.saved_at = 0.   # time of the saved picture
         self.rises = []   # a button for each of the largest increases of the loss
         self._bind()
         self._enable()
@@ -102,12 +103,16 @@ def _try(self:RunPanel, act)->None:
     self.follow()
 
 # %% ../../nbs/14_panels/04_run.ipynb #1071f576
+_SAVE_SECONDS = 10.   # interval at which the saved picture of an active run is drawn
+
 @patch
 def refresh(self:RunPanel, *, always:bool=False)->None:
     "Read what is new, and draw if there is anything"
     if self.state.refresh() or always:
         self._enable()
-        self.draw()
+        is_due = always or not self.state.any_active or time.monotonic() - self.saved_at >= _SAVE_SECONDS
+        if is_due: self.saved_at = time.monotonic()
+        self.draw(save=is_due)
 
 # %% ../../nbs/14_panels/04_run.ipynb #liv0pan4
 _BEAT = 2.   # seconds between heartbeats

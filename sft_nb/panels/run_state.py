@@ -17,7 +17,7 @@ from ..base.files import read_json_object
 from ..base.progress import format_duration, format_progress, progress_html, Progress
 from ..base.report import command, ConfigError, Finding, Report, SftError
 from ..runs.status import ACTIVE, CHECKPOINT_ASKED
-from ..runs.metrics import curve_svg, read_lines, Tail
+from ..runs.metrics import curves_html, read_lines, Tail
 from ..runs.directory import Run
 from .panel import bar_row_html, chart, table_html
 from .batches import BatchState
@@ -68,15 +68,31 @@ def refresh(self:RunState)->bool:
     self.status, self.progress = run.status, run.progress
     try: self.noticed = Report.load(path/"guards.json").findings
     except SftError: self.noticed = []   # it is being written, or is damaged
-    plan = read_json_object(path/"plan.json")
-    self.plan = plan if {"allocated", "device"} <= plan.keys() else {}
-    self.samples = [line for line in read_lines(path/"samples.jsonl") if isinstance(line.get("answers"), list)]
+    self.planned = _planned_memory(read_json_object(path/"plan.json"))
+    self.damage = [f"{run.name}/metrics.jsonl: {tail.why}" for run, tail in zip(self.runs, self.tails) if tail.why]
+    try: lines = read_lines(path/"samples.jsonl")
+    except SftError as e:
+        lines = []
+        self.damage.append(f"{run.name}/samples.jsonl: {e.found}")
+    self.samples = [line for line in lines if _has_answers(line)]
     self.checkpoints = [p.name for p in run.checkpoints()]
     self.save_requested = (path/CHECKPOINT_ASKED).exists()
     before = self.last_seen
     self.last_seen = (self.state, self.status, self.progress, self.noticed, self.samples, self.checkpoints,
-                      self.save_requested)
+                      self.save_requested, self.damage)
     return any(come) or before != self.last_seen
+
+def _has_answers(line:dict)->bool:
+    answers = line.get("answers")
+    return isinstance(answers, list) and all(isinstance(answer, dict) for answer in answers)
+
+def _planned_memory(plan:dict)->dict[str,float]:
+    "GiB: the planned peak and the total; empty if the plan is missing or damaged"
+    try:
+        device = plan["device"]
+        planned = plan["total" if device.get("kind") == "cpu" and "total" in plan else "allocated"]
+        return dict(planned=planned / 2**30, there=float(device["gib"]))
+    except (KeyError, TypeError, ValueError, AttributeError): return {}
 
 # %% ../../nbs/14_panels/03_run_state.ipynb #liv0sta3
 @patch(as_prop=True)
@@ -170,13 +186,8 @@ def look_at(self:RunState, step:int|None)->BatchState|None:
 @patch
 def memory(self:RunState)->dict[str,float]:
     "GiB: the peak so far, the planned peak, and the total"
-    found = {}
-    if "peak_memory_gib" in self.newest: found["taken"] = float(self.newest["peak_memory_gib"])
-    if self.plan:
-        device = self.plan["device"]
-        planned = self.plan["total" if device.get("kind") == "cpu" and "total" in self.plan else "allocated"]
-        found |= dict(planned=planned / 2**30, there=float(device["gib"]))
-    return found
+    taken = dict(taken=self.newest["peak_memory_gib"]) if "peak_memory_gib" in self.newest else {}
+    return taken | self.planned
 
 def _memory_html(gib:dict[str,float])->str:
     "A bar for each figure, on one scale"
@@ -267,6 +278,7 @@ def head_html(self:RunState)->str:
     chip = f"<span style='{look}'>{escape_html(self.state)}</span>"
     value = "<div><b style='font-size:21px;line-height:1.2'>{}</b><br><span style='font-size:12px'>{}</span></div>"
     numbers = "".join(value.format(escape_html(v), escape_html(name)) for name, v in self.numbers().items())
+    fix += "".join(f"<div>{escape_html(text)}</div>" for text in self.damage)
     return (f"<div><b style='font-size:14px'>{escape_html(self.run.name)}</b> {chip}</div>"
             f"<div style='display:flex;flex-wrap:wrap;gap:4px 28px;margin:6px 0'>{numbers}</div>"
             f"<div>{bar}</div>{fix}{wish}")
@@ -277,6 +289,16 @@ _TITLES = dict(loss="loss", learning_rate="learning rate", grad_norm="gradient n
 _SERIES = dict(_TITLES, loss="training", eval_loss="held out")
 
 @patch
+def curves(self:RunState)->dict[str,dict[str,list[tuple]]]:
+    "Title of a chart -> name of a series -> its points"
+    def name_of(series:str)->str:   # loss, or `a loss` with several runs
+        run, _, figure = series.rpartition(" ")
+        return f"{run} {_SERIES[figure]}".strip()
+    found = {_TITLES[key]: self.series(*keys) for key, keys in CURVES.items()}
+    return {title: {name_of(name): points for name, points in series.items()}
+            for title, series in found.items() if series}
+
+@patch
 def charts(self:RunState,
     *, log:bool=False,      # True: logarithmic scale for loss and gradient norm
     smooth:float=0.,        # weight of the past in a moving average; 0: as logged
@@ -284,16 +306,9 @@ def charts(self:RunState,
 )->list[dict]:              # blocks of a panel, with the steps aligned
     "The curves, with the findings of the guards as marks"
     marks = [dict(x=f.step, text=f"{f.check}: {f.says}", status=f.status) for f in self.noticed if f.step is not None]
-    made = []
-    for key, keys in CURVES.items():
-        if not (series := self.series(*keys)): continue
-        for name in [*series]:   # such as `a eval_loss` with several runs
-            run, _, figure = name.rpartition(" ")
-            series[f"{run} {_SERIES[figure]}".strip()] = series.pop(name)
-        steady = key == "learning_rate"
-        made.append(chart(_TITLES[key], series, click=click, sync=self.run.name, smooth=0 if steady else smooth,
-                          log=log and key in ("loss", "grad_norm"), marks=marks))
-    return made
+    return [chart(title, series, click=click, sync=self.run.name, smooth=0 if title == "learning rate" else smooth,
+                  log=log and title in ("loss", "gradient norm"), marks=marks)
+            for title, series in self.curves().items()]
 
 @patch
 def notes_html(self:RunState)->str:
@@ -313,10 +328,9 @@ def batch_html(self:RunState)->str:
 @patch
 def html(self:RunState)->str:
     "Phase, curves, memory, figures, guards, answers, and the selected batch"
-    curves = "".join(curve_svg(self.series(*keys), _TITLES[title]) for title, keys in CURVES.items())
     rises = ", ".join(f"step {step:,} (+{rise:.3g})" for step, rise in self.spikes())
     spikes = f"<div>largest rises of the loss: {rises}</div>" if rises else ""
-    return f"{self.head_html()}<div>{curves}</div>{spikes}{self.notes_html()}{self.batch_html()}"
+    return f"{self.head_html()}<div>{curves_html(self.curves())}</div>{spikes}{self.notes_html()}{self.batch_html()}"
 
 # %% ../../nbs/14_panels/03_run_state.ipynb #09b4ed0b
 @patch

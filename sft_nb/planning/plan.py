@@ -300,7 +300,7 @@ def plan(
     if lengths is not None and (not lengths or min(lengths) < 1 or max(lengths) > cfg.max_length):
         raise ConfigError("lengths", f"they are {min(lengths, default='none')} to {max(lengths, default='none')}",
                           f"integers from 1 to max_length, which is {cfg.max_length}",
-                          edit(max_length=max(lengths, default=1)))
+                          edit(max_length=max(lengths)) if min(lengths, default=0) > 0 else "1 or more in lengths")
     check_quantization(cfg.method, cfg.load_in_8bit)
     if world_size is None: world_size = cfg.data_processes
     processes = world_size * cfg.sequence_parallel_size

@@ -136,9 +136,11 @@ class Proof(SavedResult):
             return f"close, not equal: {self.broken.name} differ, and the answers agree"
         if not self.same: return f"not the same: the first broken stage is {self.broken.name}"
         links = ", ".join(dict.fromkeys(s.link for s in self.stages))
-        warnings = sum(s.finding.status == "warn" for s in self.stages)
+        statuses = [s.finding.status for s in self.stages]
+        warnings, skips = statuses.count("warn"), statuses.count("skipped")
         more = f", {warnings} to look at" if warnings else ""
-        return f"all the same in {len(self.stages)} stages ({links}){more}"
+        if skips: more += f", {skips} skipped"
+        return f"all the same in {len(statuses) - skips} stages ({links}){more}"
 
     def view(self)->View:
         rows = []

@@ -6,7 +6,7 @@
 __all__ = ['ColumnsError', 'how_to_read', 'no_format_error', 'to_messages']
 
 # %% ../../nbs/02_rows/05_formats.ipynb #97c4be44
-from ..base.extensions import extension
+from ..base.extensions import extension, note_missing
 from ..base.report import as_fix, edit, Fix, SftError
 from .settings import FORMATS
 from .readers import detect, missing_fields, read_row
@@ -31,7 +31,7 @@ def no_format_error(
 )->ColumnsError:
     "The error for a row of unknown format; its fix proposes a column for each field"
     found = f"it has the fields {join_names(list(row)) or 'none'}, and no format has those"
-    if not extension("row_formats"): found += "; others are read by sft_nb.extras, which is missing"
+    found += note_missing("proposals", "readings are proposed by")
     return ColumnsError("row", found, "", how_to_read([row], given))
 
 # %% ../../nbs/02_rows/05_formats.ipynb #f6c823f1

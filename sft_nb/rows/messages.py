@@ -14,7 +14,7 @@ from itertools import groupby
 from numbers import Number
 from typing import NamedTuple
 
-from ..base.extensions import extension
+from ..base.extensions import extension, need_extension, note_missing
 from ..base.report import SftError
 
 # %% ../../nbs/02_rows/02_messages.ipynb #9a464452
@@ -77,7 +77,7 @@ def read_blocks(
         is_text = is_text and (part.get("type") in TEXT_TYPES or part.keys() == {"text"})
         block = Block("text", part["text"], part) if is_text else shapes and shapes.read_block(part)
         if not block:
-            expected = "a string" if shapes else "a string; blocks are read by sft_nb.extras, which is missing"
+            expected = "a string" + note_missing("message_shapes", "blocks are read by")
             raise SftError("row", f"{name} is {content!r:.80}", expected, f"write {name} as a string")
         found.append(block)
     return found
@@ -260,6 +260,7 @@ def normalise_message(
     role = ROLE_ALIASES.get(spelled)
     if role is None:
         expected = f"an object with role ({', '.join(_ROLES)}) and content"
+        expected += note_missing("message_shapes", "other shapes are read by")
         fix = f'write {name} as {{"role": "user", "content": "..."}}'
         raise SftError("row", f"{name} is {str(m)[:80]}", expected, fix)
     content, written, parts = first_present(m, CONTENT_KEYS), f"the content of {name}", []
@@ -319,7 +320,11 @@ def normalise_messages(
     if all(map(is_normalised, messages)): return messages
     out, shapes = [], extension("message_shapes")
     if shapes: plain = shapes.plain_messages(messages, name)
-    else: plain = ((f"{name} {i}", m) for i, m in enumerate(messages, 1))
+    else:
+        for key in ("train_detail", "function_calls"):   # they change what is learned
+            if any(isinstance(m, dict) and m.get(key) for m in messages):
+                need_extension("message_shapes", "row", what=key)
+        plain = ((f"{name} {i}", m) for i, m in enumerate(messages, 1))
     for place, m in plain:
         new, before = normalise_message(m, place), out[-1] if out else {}
         if new["role"] == before.get("role") == "assistant" and _are_one_answer(before, new, spelled_role(m)):

@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from itertools import takewhile
 from numbers import Number
 
-from ..base.extensions import extension
+from ..base.extensions import need_extension
 from ..base.report import edit, SftError
 from .settings import FORMATS
 from .thoughts import split_thought
@@ -23,18 +23,17 @@ from sft_nb.rows.messages import (
 
 # %% ../../nbs/02_rows/03_readers.ipynb #58146679
 COMPLETION_KEYS = ("completion", "response", "chosen")
-_OTHER_NAMES = dict(prompt_completion=dict(completion=COMPLETION_KEYS))   # format -> field -> its names
-
-def _of_rarer_formats(table:str)->dict:
-    "A table of the formats that are rarely met, which `extras.row_formats` reads; empty without it"
-    return getattr(extension("row_formats"), table, {})
+_OTHER_NAMES = dict(   # format -> field -> its names
+    prompt_completion=dict(completion=COMPLETION_KEYS), stored_completion=dict(output=("output_text",)))
+_HOLD_MESSAGES = dict(openai_preference="input", stored_completion="input", vertex="contents")   # format -> field
+_BY_FIELDS = ("preference", *(name for name in FORMATS if name not in _HOLD_MESSAGES))   # it has others' fields too
 
 def missing_fields(
     row,           # a row, or the names of its columns
     format:str,    # one of `FORMATS`
 )->list[str]:
     "The fields that the format needs and the row lacks; a completion may also be called `response` or `chosen`"
-    others = (_OTHER_NAMES | _of_rarer_formats("OTHER_NAMES")).get(format, {})
+    others = _OTHER_NAMES.get(format, {})
     return [f for f in FORMATS[format] if f not in row and not any(k in row for k in others.get(f, ()))]
 
 @lru_cache(4096)
@@ -42,8 +41,7 @@ def detect_by_columns(
     columns:tuple[str,...],
 )->str|None:
     "The first format whose fields are all among the columns, or None if no format or only contents decide"
-    names = [*_of_rarer_formats("FIRST"), *(name for name in FORMATS if name not in _of_rarer_formats("HOLD_MESSAGES"))]
-    return next((name for name in names if not missing_fields(columns, name)), None)
+    return next((name for name in _BY_FIELDS if not missing_fields(columns, name)), None)
 
 def _holds_messages(x)->bool:
     if isinstance(x, dict): return "messages" in x
@@ -56,7 +54,7 @@ def detect(
     "The format of a row, detected from its fields that are not None, or else from all of them"
     filled = tuple([k for k, v in dict.items(row) if v is not None])
     if found := detect_by_columns(filled): return found
-    for name, field in _of_rarer_formats("HOLD_MESSAGES").items():
+    for name, field in _HOLD_MESSAGES.items():
         if not missing_fields(filled, name) and _holds_messages(dict.get(row, field)): return name
     return detect_by_columns(tuple(dict.keys(row)))
 
@@ -146,7 +144,7 @@ def read_conversation(
     name:str,     # what a message of it is called in errors
 )->list[dict]:
     "The messages in a column of a row; `SftError` if there are none"
-    if is_missing(row[column]): return []
+    if is_missing(row.get(column)): return []
     messages = parse_list(row[column], column)
     if len(messages) > 1 and are_texts(messages):   # which take turns
         messages = [dict(role=("user", "assistant")[k % 2], content=text) for k, text in enumerate(messages)]
@@ -234,7 +232,8 @@ def read_row(
     format:str,                        # one of `FORMATS`, whose fields the row has
     response_template:str|None=None,   # for `text`: supervise only what follows it
 )->list[dict]:                         # messages with OpenAI's roles and keys
-    "The messages of a row of a known format"
+    "The messages of a row of a known format; `SftError` for one that the extras read, without them"
     if format == "text": return _read_text(row, response_template)
-    messages = (_READERS | _of_rarer_formats("READERS"))[format](row)
+    read = _READERS.get(format) or need_extension("row_formats", "row", what=f"format {format}").READERS[format]
+    messages = read(row)
     return messages if format == "tokens" else add_row_fields(messages, row)

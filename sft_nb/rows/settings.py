@@ -9,14 +9,18 @@ __all__ = ['FORMATS', 'Format', 'FILE_SUFFIXES', 'RowSettings']
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ..base.extensions import extension
 from ..config.setting import Setting
 
 # %% ../../nbs/02_rows/00_settings.ipynb #rowss002
 FORMATS = dict(   # formats of rows, and the fields of each
     messages=("messages",), sharegpt=("conversations",), alpaca=("instruction", "output"),
     prompt_completion=("prompt", "completion"), question_answer=("question", "answer"),
-    text=("text",)) | (extension("formats") or {})   # and those that are rarely met
+    text=("text",),
+    # read by the extras, and recognised without them, so that a row of these is not read as one of the others
+    preference=("chosen", "rejected"), alpaca_prompt=("instruction", "output"), alpaca_chat=("instruction", "output"),
+    jeopardy=("question", "category", "answer"), tokens=("input_ids",), segments=("segments",),
+    openai_preference=("input", "preferred_output", "non_preferred_output"),
+    stored_completion=("input", "output"), vertex=("contents",))
 Format = Literal[("auto", *FORMATS)]
 
 # %% ../../nbs/02_rows/00_settings.ipynb #rowss004

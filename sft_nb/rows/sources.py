@@ -8,7 +8,7 @@ __all__ = ['NO_ROWS', 'path_words', 'split_of', 'domain_of', 'files_of_domain', 
            'hash_to_unit', 'Mixture', 'read_rows']
 
 # %% ../../nbs/02_rows/08_sources.ipynb #254f1e3c
-import difflib, hashlib, json, os, random, re, tempfile
+import difflib, hashlib, json, os, pickle, random, re, tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from ..base.report import (
     as_fix, command, ConfigError, edit, error_summary, MissingFileError, SftError, shell_quote)
 from .columns import ColumnRenamer
 from .files import (
-    file_digest, file_source, file_suffix, normalise_row, row_from_arrow, shorten_path, Source, SUFFIXES,
+    file_digest, file_source, file_suffix, row_from_arrow, row_in_memory, shorten_path, Source, SUFFIXES,
     TEXT_SUFFIXES, type_with_article, UNPACK_COMMANDS, unreadable_error)
 
 # %% ../../nbs/02_rows/08_sources.ipynb #0008fae0
@@ -254,42 +254,56 @@ def disk_full_error(
 
 def _canonical_text(content)->str:
     "A row, or a part of it, as a text that depends on its content alone"
-    try: return json.dumps(content, sort_keys=True, default=repr)
-    except TypeError: return repr(content)   # columns named by texts and numbers cannot be sorted
+    def as_text(x): return sorted(map(repr, x)) if isinstance(x, (set, frozenset)) else repr(x)
+    try: return json.dumps(content, sort_keys=True, default=as_text)
+    except TypeError: return repr(content)   # names that are texts and numbers cannot be sorted
 
 class _RowSpool:
     "The rows of an iterator, kept in a temporary file as far as they have been read"
-    def __init__(self, rows:Iterator):
-        self.rows, self.n = rows, 0
-        self.file = tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8")
+    def __init__(self, rows:Iterator, name:str):
+        self.rows, self.name, self.n = rows, name, 0
+        self.file = tempfile.NamedTemporaryFile(suffix=".pickle")
 
     def read_next(self)->bool:
         "Keep the next row; False at the end"
         row = next(self.rows, self)
         if row is self: return False
-        if isinstance(row, dict): row = normalise_row(row, "")   # JSON has no word for pandas' NA
+        place = f"{self.name} row {self.n + 1}"
+        row = row_in_memory(row, place)
+        try: kept = pickle.dumps(row)   # a date stays a date, and no object is learned as its text
+        except Exception as e:   # an object can raise anything
+            kept = pickle.dumps(SftError(place, f"it cannot be kept in a file ({error_summary(e)[:120]})",
+                                         "values that pickle can write", "pass a list of rows"))
         try:
-            self.file.write(json.dumps(row, default=str) + "\n")
+            self.file.write(kept)
             self.file.flush()
         except OSError as e: raise disk_full_error(Path(self.file.name).parent, e) from e
         self.n += 1
         return True
 
     def __iter__(self)->Iterator:
-        with open(self.file.name, encoding="utf-8") as kept:
+        with open(self.file.name, "rb") as kept:
             for i in count():
                 if i == self.n and not self.read_next(): return
-                yield json.loads(kept.readline())
+                yield pickle.load(kept)
 
 def memory_source(
     rows,       # a list, an iterator, or anything else that can be iterated
     name:str,   # what to call it
 )->Source:
     "Rows in memory; those of an iterator are kept in a temporary file as they are read"
-    if hasattr(rows, "__next__"): rows = _RowSpool(rows)
-    def read(): return ((i, normalise_row(r, f"{name} row {i}")) for i, r in enumerate(rows, 1))
+    if hasattr(rows, "__next__"): rows = _RowSpool(rows, name)
+    def read():
+        i = 0
+        try:
+            for i, row in enumerate(rows, 1):
+                yield i, row if isinstance(row, SftError) else row_in_memory(row, f"{name} row {i}")
+        except SftError: raise
+        except Exception as e:   # the caller's own code
+            raise SftError(name, f"to read them failed after row {i} ({error_summary(e)[:120]})", "rows",
+                           "look at the code that makes them, or pass a list") from e
     def digest():
-        text = "\n".join(_canonical_text(r) for r in rows)
+        text = "\n".join(str(row) if isinstance(row, SftError) else _canonical_text(row) for _, row in read())
         return hashlib.blake2b(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
     return Source(name, "row", read, digest if isinstance(rows, list) else None,
                   len(rows) if hasattr(rows, "__len__") else None)
@@ -355,14 +369,8 @@ def _named_sources(name:str|Path, split:str, domain:str|None)->list[Source]:
     raise MissingFileError(shorten_path(path), f"there is no such file{where}",
                            "a file or folder with rows, or a dataset of the hub", fix)
 
-def open_rows(
-    rows,                # a file, a folder, a hub id, a Dataset, a list of rows, a table or columns, or any iterable
-    *, name:str="rows",  # what to call rows that have no name of their own
-    split:str="train",   # train or eval: which files of a folder with several splits
-    domain:str|None=None,# from a folder, only the files of this domain
-)->list[Source]:
-    "The sources of rows; `SftError` for an object that holds none"
-    if isinstance(rows, (str, Path)): return _named_sources(rows, split, domain)
+def _sources_in_memory(rows, name:str)->list[Source]:
+    "The sources of an object; `SftError` if it holds no rows"
     if type(rows).__module__.startswith("datasets."):
         if isinstance(rows, dict): raise _several_splits_error(name, rows)
         return [_dataset_source(rows, name)]
@@ -377,9 +385,24 @@ def open_rows(
         rows = rows.to_dict("records")
     elif isinstance(rows, dict): rows = _rows_of_columns(rows, name)
     if isinstance(rows, list) and rows and all(isinstance(s, Source) for s in rows): return rows
-    if isinstance(rows, Iterable) and not isinstance(rows, bytes): return [memory_source(rows, name)]
+    is_iterable = isinstance(rows, Iterable) and not isinstance(rows, bytes) and getattr(rows, "ndim", 1) != 0
+    if is_iterable: return [memory_source(rows, name)]
     raise SftError(name, f"this is {type_with_article(rows)}", "a file, a folder, a dataset of the hub, or rows",
                    'open_rows("train.jsonl")')
+
+def open_rows(
+    rows,                # a file, a folder, a hub id, a Dataset, a list of rows, a table or columns, or any iterable
+    *, name:str="rows",  # what to call rows that have no name of their own
+    split:str="train",   # train or eval: which files of a folder with several splits
+    domain:str|None=None,# from a folder, only the files of this domain
+)->list[Source]:
+    "The sources of rows; `SftError` for an object that holds none"
+    if isinstance(rows, (str, Path)): return _named_sources(rows, split, domain)
+    try: return _sources_in_memory(rows, name)
+    except SftError: raise
+    except Exception as e:   # an object can raise anything
+        raise SftError(name, f"it cannot be read as rows ({error_summary(e)[:120]})", "a table, or a list of rows",
+                       "pass a list of dicts") from e
 
 # %% ../../nbs/02_rows/08_sources.ipynb #e1c164b9
 def hash_to_unit(

@@ -4,23 +4,24 @@
 
 # %% auto #0
 __all__ = ['MANIFEST', 'LOWER_IS_BETTER', 'write_checksums', 'find_corruption', 'weights_digest', 'commit_folder',
-           'atomic_checkpoint', 'flatten_folder', 'cannot_write', 'whole_checkpoints', 'newest_whole',
-           'remove_leftovers', 'prune', 'keep_score', 'scored_steps', 'scored_best', 'best_steps', 'mark_followed',
-           'unscored_steps', 'scored_alike']
+           'atomic_checkpoint', 'flatten_folder', 'cannot_write', 'checkpoint_folders', 'whole_checkpoints',
+           'newest_whole', 'remove_leftovers', 'prune', 'keep_score', 'scored_steps', 'scored_best', 'best_steps',
+           'mark_followed', 'unscored_steps', 'scored_alike']
 
 # %% ../../nbs/10_runs/02_checkpoint.ipynb #ed523bf5
 import errno, hashlib, json, math, re, shutil, time
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..base.files import fsync, inherit_read_permissions, parse_json, read_json, read_json_object
+from ..base.files import (
+    fsync, inherit_read_permissions, open_regular, parse_json, read_bytes, read_json, read_json_object)
 from ..base.report import Fix, SftError
 
 # %% ../../nbs/10_runs/02_checkpoint.ipynb #4effbeb1
 MANIFEST = "checkpoint.json"   # file -> bytes and SHA-256
 
 def _file_sha256(path:Path)->str:
-    with path.open("rb") as f: return hashlib.file_digest(f, "sha256").hexdigest()
+    with open_regular(path, largest=None) as f: return hashlib.file_digest(f, "sha256").hexdigest()
 
 def write_checksums(
     folder:Path,   # all files must be written
@@ -130,7 +131,9 @@ def step_of(
     return int(checkpoint.name.split("-")[1])
 
 # %% ../../nbs/10_runs/02_checkpoint.ipynb #6d70b97d
-def _checkpoint_folders(folder:Path)->list[Path]:
+def checkpoint_folders(
+    folder:Path,   # runs/NAME/checkpoints
+)->list[Path]:
     "checkpoint-N folders, complete or not, oldest first"
     return sorted((p for p in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)), key=step_of)
 
@@ -139,7 +142,7 @@ def whole_checkpoints(
     *, deep:bool=False,  # True: read every byte
 )->list[Path]:
     "Complete checkpoint-N folders, oldest first"
-    return [p for p in _checkpoint_folders(folder) if not find_corruption(p, deep=deep)]
+    return [p for p in checkpoint_folders(folder) if not find_corruption(p, deep=deep)]
 
 # %% ../../nbs/10_runs/02_checkpoint.ipynb #1e9ae215
 def newest_whole(
@@ -147,7 +150,7 @@ def newest_whole(
 )->tuple[Path|None,dict[str,str]]:   # the checkpoint, and name -> damage of newer ones
     "The newest checkpoint whose files match their checksums"
     broken = {}
-    for p in reversed(_checkpoint_folders(folder)):
+    for p in reversed(checkpoint_folders(folder)):
         if not (why := find_corruption(p)): return p, broken
         broken[p.name] = why
     return None, broken
@@ -198,7 +201,7 @@ def _read_scores(path:Path, *, own:bool=True)->list[dict]:
     """Whole lines with a finite value; an interrupted last line is left out
 
     `own`: only of the run's own rows, and of the weights that a checkpoint has now, if it is there"""
-    try: written = (path/_SCORES).read_bytes().split(b"\n")[:-1]
+    try: written = read_bytes(path/_SCORES).split(b"\n")[:-1]
     except OSError: return []
     now = {folder.name: weights_digest(folder) for folder in (path/"checkpoints").glob("checkpoint-*")}
     scores = []
@@ -208,7 +211,7 @@ def _read_scores(path:Path, *, own:bool=True)->list[dict]:
         if not isinstance(score, dict): continue
         texts, value = [score.get(name) for name in ("checkpoint", "figure", "rows")], score.get("value")
         if not all(isinstance(text, str) for text in texts) or type(value) not in (int, float): continue
-        known = re.fullmatch(r"adapter|checkpoint-\d{1,18}", texts[0]) and math.isfinite(value)
+        known = re.fullmatch(r"adapter|checkpoint-\d{1,18}", texts[0]) and abs(value) < math.inf
         was, has = score.get("weights"), now.get(texts[0])
         is_outdated = bool(was and has and was != has)   # overwritten by resumed training
         if known and (not own or score.get("own", True) and not is_outdated): scores.append(score)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..base.files import read_json_object
-from ..base.report import ConfigError, edit
+from ..base.report import ConfigError, denied_error, edit, is_denied
 from ..config.bases import choose_base
 from ..config.load import require_trust, Config, load_config, with_trusted_code
 from ..tokens.tokenizer import model_name, model_path
@@ -49,7 +49,10 @@ class Target:
         try: return (folder/SYSTEM_PROMPT_FILE).read_text(encoding="utf-8")
         except (OSError, ValueError): return ""
 
-def _is_run(folder:Path)->bool: return "config" in read_json_object(folder/"config.json")
+def _is_run(folder:Path)->bool:
+    for file in (folder/"config.json", folder/"adapter_config.json"):   # not read, they would count as missing
+        if is_denied(file): raise denied_error(str(folder), file)
+    return "config" in read_json_object(folder/"config.json")
 
 def find_target(
     what:Run|str|Path,             # a run, its name, a checkpoint, an adapter, a model

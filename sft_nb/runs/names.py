@@ -9,7 +9,7 @@ __all__ = ['check_name', 'default_run_stem', 'free_name', 'free_path', 'resume_c
 import os, re
 from pathlib import Path
 
-from ..base.report import command, ConfigError, edit, Fix, shell_quote
+from ..base.report import command, ConfigError, edit, Fix, is_denied, shell_quote
 
 # %% ../../nbs/10_runs/07_names.ipynb #ref00001
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -64,11 +64,14 @@ def free_path(
 def resume_command(
     run,
     *, anew:bool=False,  # True: restart although there is a checkpoint
+    checkpoint:str="",   # where to resume; empty: at the newest
     **settings,          # settings to change when restarting
 )->Fix:
     "The fix that resumes or restarts a run"
     if run.checkpoints() and not anew:
-        return command(f"sft_nb train --resume {shell_quote(run.path)}", f'resume("{run.path}")')
+        shell, python = f"sft_nb train --resume {shell_quote(run.path)}", f'resume("{run.path}")'
+        if not checkpoint: return command(shell, python)
+        return command(f"{shell} --from {checkpoint}", f'{python[:-1]}, checkpoint="{checkpoint}")')
     config = run.path/"config.json"
     name = free_path(run.path).name
     more = edit(**settings)
@@ -92,11 +95,13 @@ def named_run(
 def run_folders(
     root:Path,        # the folder of all runs
 )->list[Path]:
-    "The runs in a folder, oldest first; what may not be read, or is being made, is none"
+    "The runs in a folder, oldest first, also damaged ones; what may not be read, or is being made, is none"
     found = {}
     try: entries = [e for e in os.scandir(root) if not e.name.startswith(".")]
     except (OSError, ValueError): return []   # an invalid file name is a ValueError
     for entry in entries:
-        try: found[entry.name] = os.stat(f"{entry.path}/config.json").st_mtime
-        except OSError: pass
+        config = Path(entry, "config.json")
+        try: found[entry.name] = os.lstat(config).st_mtime
+        except OSError: continue
+        if is_denied(config): del found[entry.name]
     return [root/name for name in sorted(found, key=found.get)]

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['weights_of', 'base_folder', 'record_provenance', 'Changes', 'changes', 'check_provenance', 'no_checkpoint',
-           'check_resume_settings', 'extend_training', 'settings_for_world_size', 'change_world_size']
+           'check_resume_settings', 'extend_training', 'go_back', 'settings_for_world_size', 'change_world_size']
 
 # %% ../../nbs/10_runs/08_provenance.ipynb #org00003
 import hashlib, json, math
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..base.files import read_json, read_json_object
-from ..base.report import command, ConfigError, edit, shell_quote
+from ..base.report import command, ConfigError, edit, pluralise, shell_quote
 from ..config.load import Config
 from ..config.settings import settings_with
 from ..tokens.tokenizer import model_path
 from .environment import environment, write_json
-from .checkpoint import newest_whole
+from .checkpoint import checkpoint_folders, newest_whole, step_of
 from .names import free_path, resume_command
 
 # %% ../../nbs/10_runs/08_provenance.ipynb #org00006
@@ -188,6 +188,23 @@ def extend_training(
     _change_config(run, replace(run.config, **more))
     run.set_status("stopped", reason="it was extended", fix=resume_command(run))
     return f"{run.name} continues after step {run.step}; its learning rate restarts from the longer schedule's value"
+
+# %% ../../nbs/10_runs/08_provenance.ipynb #orgfr002
+def go_back(
+    run,
+    checkpoint:str|int,   # checkpoint-N, or its step
+)->str:                   # its effect in words
+    "Set later checkpoints of a run that can be resumed aside, so that it resumes here; ConfigError if it is not there"
+    there = [path.name for path in run.checkpoints()]
+    name = f"checkpoint-{checkpoint}" if isinstance(checkpoint, int) else checkpoint
+    if name not in there:
+        found, fix = f"there is no complete {name} in it", resume_command(run, checkpoint=there[-1])
+        raise ConfigError(f"run {run.name!r}", found, f"one of {', '.join(there)}", fix)
+    with run.locked():
+        later = [path for path in checkpoint_folders(run.path/"checkpoints") if step_of(path) > step_of(Path(name))]
+        for path in later: path.rename(path.with_name(f"{path.name}.gone"))
+    n_later = f"{pluralise(len(later), 'later checkpoint')} {'is' if len(later) == 1 else 'are'}"
+    return f"{run.name} goes back to {name}; {n_later} removed when the training begins"
 
 # %% ../../nbs/10_runs/08_provenance.ipynb #orgsp002
 def settings_for_world_size(

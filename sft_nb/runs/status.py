@@ -14,7 +14,7 @@ from fastcore.basics import patch
 
 from ..base.files import read_json, write_atomically
 from ..base.progress import Progress
-from ..base.report import as_fix, Fix
+from ..base.report import as_fix, Fix, why_unreadable
 
 # %% ../../nbs/10_runs/03_status.ipynb #34c2ecc3
 ACTIVE = ("starting", "running")   # states of a run with a training process
@@ -32,9 +32,7 @@ class Status:
     host:str=""          # machine on which it ran
     stopped_by:str=""    # one of `STOPPED_BY`
 
-    def __post_init__(self):
-        object.__setattr__(self, "fix", as_fix(self.fix))
-        object.__setattr__(self, "step", int(self.step))
+    def __post_init__(self): object.__setattr__(self, "fix", as_fix(self.fix))
 
     @classmethod
     def from_dict(cls, d:dict)->"Status":
@@ -44,6 +42,7 @@ class Status:
         texts = [known.get(name, "") for name in ("state", "reason", "time", "host", "stopped_by")]
         texts += [known.get("fix", "")] if not isinstance(known.get("fix"), Fix) else []
         if not all(isinstance(text, str) for text in texts): raise TypeError("a string was expected")
+        if type(known.get("step", 0)) is not int or known.get("step", 0) < 0: raise TypeError("steps were expected")
         if "fix_parts" in d: known["fix"] = Fix.from_dict(d["fix_parts"])
         return cls(**known)
 
@@ -72,8 +71,8 @@ def read_status(
     "The status in a file; `new` without a file, `failed` if it cannot be read"
     try: return Status.from_dict(read_json(file))
     except FileNotFoundError: return Status()
-    except (OSError, ValueError, AttributeError, TypeError, KeyError):
-        return Status("failed", f"{file.name} cannot be read")
+    except (OSError, ValueError, AttributeError, TypeError, KeyError) as e:
+        return Status("failed", f"{file.name} cannot be read ({why_unreadable(e)})")
 
 # %% ../../nbs/10_runs/03_status.ipynb #57dc68d9
 def with_timestamp(

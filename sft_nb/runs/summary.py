@@ -11,62 +11,75 @@ from pathlib import Path
 
 from ..base.escape import escape_controls
 from ..base.display import badge_html, format_number, sparkline
-from ..base.files import read_json_object
+from ..base.files import read_bytes, read_json
+from ..base.report import why_unreadable
 from .checkpoint import step_of, weights_digest, whole_checkpoints
+from .metrics import from_line
 from .status import ACTIVE
 
 # %% ../../nbs/10_runs/09_summary.ipynb #bcc6d9a7
-_STEP, _LOSS, _HELD_OUT, _SECONDS = (
-    re.compile(rb'"%s": "?([^,"}]+)' % key) for key in (b"step", b"loss", b"eval_loss", b"seconds"))
+def _model_and_method(file:Path)->dict:
+    "Two settings of config.json; TypeError if they are of another type"
+    cfg = read_json(file)["config"]
+    both = dict(model=cfg.get("model"), method=cfg.get("method"))
+    if not all(isinstance(value, str | None) for value in both.values()): raise TypeError("a string was expected")
+    return both
 
-def _read_if_there(file:Path)->bytes:
-    "The contents of a file; empty if it does not exist or cannot be read"
-    try: return file.read_bytes()
-    except OSError: return b""
-
-def _newest_value(lines:bytes, key:re.Pattern)->float|None:
-    "The newest value of a figure in metrics.jsonl; None if it was never logged"
-    begins = key.pattern.split(b'"?')[0]
-    found = key.match(lines, lines.rfind(begins)) if begins in lines else None
-    return None if found is None else float(found[1])
+def _logged_figures(file:Path)->dict:
+    "The newest step, loss and time of metrics.jsonl, and the lowest held-out loss; ValueError if their line is damaged"
+    lines = read_bytes(file)
+    lines = lines[:lines.rfind(b"\n") + 1]   # drop an incomplete line
+    newest = {}
+    for name in ("step", "loss", "seconds"):
+        at = lines.rfind(b'"%s": ' % name.encode())
+        line = lines[lines.rfind(b"\n", 0, at) + 1:lines.find(b"\n", at)]
+        newest[name] = from_line(line).get(name) if at >= 0 else None
+    if lines and newest["step"] is None: raise ValueError("no line has a step")
+    held_out = [from_line(line).get("eval_loss", math.nan) for line in lines.split(b"\n") if b'"eval_loss": ' in line]
+    return newest | dict(best_eval_loss=min((v for v in held_out if v == v), default=None))
 
 def _leading_scores(path:Path)->dict:
-    "The leading figure of base and tuned model; None if they were not evaluated, or the adapter has changed since"
-    scores = _read_if_there(path/"eval/adapter.json")   # answers contain no bare quotes
+    """The leading figure of base and tuned model; empty if the adapter has changed since
+
+    ValueError if it is not a number."""
+    scores = read_bytes(path/"eval/adapter.json")   # answers contain no bare quotes
     was = re.search(rb'"weights": "(\w+)"', scores)
-    if was and weights_digest(path/"adapter") not in ("", was[1].decode()): scores = b""
+    if was and weights_digest(path/"adapter") not in ("", was[1].decode()): return {}
     named = re.search(rb'"by": "([^"]+)"', scores)
     by = named[1] if named else b"accuracy"
     between = rb'\s*' if by == b"accuracy" else rb'[^{]*"figures": \{[^}]*'   # older files have no figures
     score = rb'"model": "(base|tuned)",%s"%s": ([\d.eE+-]+)' % (between, re.escape(by))
     found = {who.decode(): float(value) for who, value in re.findall(score, scores)}
-    return dict(by=by.decode() if found else None) | {k: found.get(k) for k in ("base", "tuned")}
+    if not all(map(math.isfinite, found.values())): raise ValueError("a score is not finite")
+    return dict(by=by.decode(), **found) if found else {}
 
 def summary(
     run,   # anything with `path`, `name`, `status` and `state`
 )->dict:
-    "A run in one line; what cannot be read is empty, and the reason says so"
-    cfg, status = read_json_object(run.path/"config.json").get("config"), run.status
-    if not isinstance(cfg, dict): cfg = {}
-    findings = read_json_object(run.path/"guards.json").get("findings")
-    if not isinstance(findings, list): findings = []
-    guards = ", ".join(str(f["check"]) for f in findings if isinstance(f, dict) and "check" in f)
+    "A run in one line; what cannot be read is empty, and `damage` says so"
+    damage, status = [], run.status
+    def read(parse, name:str, path:Path):
+        try: return parse(path)
+        except FileNotFoundError: pass
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+            damage.append(f"{name}: {why_unreadable(e)}")
+        return {}
 
-    lines = _read_if_there(run.path/"metrics.jsonl")
-    lines = lines[:lines.rfind(b"\n") + 1]   # drop an incomplete line
+    about = dict.fromkeys(("model", "method")) | read(_model_and_method, "config.json", run.path/"config.json")
+    logged = dict.fromkeys(("step", "loss", "best_eval_loss", "seconds"))
+    logged |= read(_logged_figures, "metrics.jsonl", run.path/"metrics.jsonl")
+    scores = dict.fromkeys(("by", "base", "tuned")) | read(_leading_scores, "eval/adapter.json", run.path)
+    def names_of_guards(file): return [str(finding["check"]) for finding in read_json(file)["findings"]]
+    guards = ", ".join(read(names_of_guards, "guards.json", run.path/"guards.json"))
+
     state = run.state if status.state in ACTIVE else status.state
     newest = None   # the step at which it would resume
     if state in ("killed", "failed", "stopped"):
         newest = max(map(step_of, whole_checkpoints(run.path/"checkpoints")), default=None)
-    held_out = [float(v) for v in _HELD_OUT.findall(lines)]
     line = dict(
-        run=run.name, state=state,
-        step=max(status.step, int(_newest_value(lines, _STEP) or 0)), checkpoint=newest,
-        loss=_newest_value(lines, _LOSS),
-        best_eval_loss=min((v for v in held_out if v == v), default=None), **_leading_scores(run.path),
-        seconds=_newest_value(lines, _SECONDS), guards=guards,
-        reason=status.reason.replace("\n", " ")[:60] if cfg else "config.json cannot be read",
-        model=cfg.get("model"), method=cfg.get("method"), time=status.time)
+        run=run.name, state=state, step=max(status.step, logged["step"] or 0), checkpoint=newest, loss=logged["loss"],
+        best_eval_loss=logged["best_eval_loss"], **scores, seconds=logged["seconds"], guards=guards,
+        reason=status.reason.replace("\n", " ")[:60], damage="; ".join(damage), **about, time=status.time)
     return {name: escape_controls(v) if isinstance(v, str) else v for name, v in line.items()}
 
 # %% ../../nbs/10_runs/09_summary.ipynb #50811d1e

@@ -72,7 +72,8 @@ def parse_row(
     texts = {m["content"] for m in messages[:n]} if unread else set()
     def is_copy(value):   # of a message, or of all of them, as many data sets have it
         if isinstance(value, str): return value in texts or bool(texts) and all(text in value for text in texts)
-        contents = [m.get("content") for m in value if isinstance(m, dict)] if isinstance(value, list) else []
+        talk = [m for m in value if isinstance(m, dict)] if isinstance(value, list) else []
+        contents = [m["content"] for m in talk if isinstance(m.get("content"), str)]
         return bool(contents) and len(contents) == len(value) and all(text in texts for text in contents)
     unread = [k for k in unread if not (is_honoured(row, k) or is_copy(row.get(k)))]
     return ParsedRow(messages[:n], n < len(messages), unread, reason, numbers)

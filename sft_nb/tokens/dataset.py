@@ -19,7 +19,7 @@ import numpy as np
 from fastcore.basics import patch
 
 from ..base.display import Shown, with_png
-from ..base.extensions import extension
+from ..base.extensions import extension, REINSTALL
 from ..base.view import RecordTable, View, Viewable
 from ..base.report import as_fix, command, pluralise, edit, Finding, Fix, ok, Report, SftError, skipped, warn
 from ..config.load import command_line_options, Config, explicit_settings
@@ -401,8 +401,11 @@ def _find_overlap(cfg:Config, train:Split, held_out:Split|None)->Finding:
     if not same.any() and not alike: return ok("no held-out prompt is a training prompt", check="held_out")
     text = f"{pluralise(int(same.sum()) + len(alike), 'held-out prompt is a', 'held-out prompts are')} training "
     text += "prompt too" if same.sum() + len(alike) == 1 else "prompts too"
-    if alike: text += f", {len(alike):,} of them but for case, blanks and punctuation, as held-out row {alike[0] + 1}"
-    return warn(text, "take them out of {train_file} or {eval_file}", check="held_out")
+    if alike:
+        which = f"{len(alike):,} of them " if same.any() else ""
+        text += f", {which}but for case, blanks and punctuation, as held-out row {alike[0] + 1}"
+    files = "{train_file}" if cfg.eval_fraction or cfg.eval_rows else "{train_file} or {eval_file}"
+    return warn(text, f"take them out of {files}", check="held_out")
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #bb59e100
 def _find_in_template(t:Template)->list[Finding]:
@@ -450,6 +453,9 @@ def find_all(
 )->list[Finding]:
     "All findings about both sides, their overlap, and the template"
     ends, t, out, texts = end_ids(tokenizer), Template(tokenizer), [], extension("texts")
+    if not texts:
+        text = "flaws of texts, and exports of other tools, are not looked for: that needs sft_nb.extras"
+        out.append(skipped(text, command(REINSTALL), check="texts"))
     for name, s in (("train", train), ("eval", eval)):
         if s is None: continue
         out += _find_dropped(cfg, s, name)
@@ -504,11 +510,12 @@ def _names_of(s:Split, counts:dict[str,int])->list[str]:
     return [s.seen.columns.get(name, name) for name, n in sorted(counts.items(), key=itemgetter(1), reverse=True)
             if n >= least and unread.get(name, 0) < s.n_kept]
 
-def _learning_facts(cfg:Config, train:Split, template:Template)->dict:
+def _learning_facts(cfg:Config, train:Split, eval:Split|None, template:Template)->dict:
     "The facts about what is learned: columns, rows, system prompts and arguments of the template"
     seen = train.seen
     arguments = [*(cfg.chat_template_kwargs or ()), *(f"{own} of rows" for own in seen.arguments)]
     answers, prompts = _names_of(train, seen.answers_from), _names_of(train, seen.prompts_from)
+    held_out = eval is not None and (cfg.eval_fraction or cfg.eval_rows)
     return dict(
         answers_from=answers, prompts_from=[name for name in prompts if name not in answers] or prompts,
         formats=seen.formats, response_template=cfg.response_template, turns=cfg.train_on_turns,
@@ -516,7 +523,8 @@ def _learning_facts(cfg:Config, train:Split, template:Template)->dict:
         cut=train.counts.shortened, columns_not_used=[*seen.unread], system_prompts=[*seen.systems],
         default_system="" if all(seen.systems) else template.default_system,
         files_not_read={why: len(files) for why, files in _count_not_read(train).items() if why not in NO_ROWS},
-        template_arguments=arguments[:4], max_samples=cfg.max_samples)
+        template_arguments=arguments[:4], max_samples=cfg.max_samples,
+        eval_samples=cfg.eval_samples if held_out and eval.n_read == cfg.eval_samples else None)
 
 def _learning_summary(
     facts:dict,   # from `_learning_facts`
@@ -545,6 +553,8 @@ def _learning_summary(
     if facts["left_out"]: parts[-1] += f", without {describe_reasons(facts['left_out'])}"
     if facts["cut"]: parts[-1] += f"; {facts['cut']:,} are cut"
     if facts["max_samples"] == facts["rows_read"]: parts[-1] += " (max_samples)"
+    if facts["eval_samples"]:
+        parts.append(f"Held out: the first {facts['eval_samples']:,} rows (eval_samples); any others are not used")
     if facts["columns_not_used"]: parts.append(f"Not used: {join_names(facts['columns_not_used'])}")
     if facts["files_not_read"]:
         each = ", ".join(f"{n:,} ({why})" for why, n in facts["files_not_read"].items())
@@ -595,5 +605,5 @@ def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)-
                   f"{counts.answers - counts.answers_requested:,} answers are kept")
         if counts.longest_dropped or counts.shortened:
             title += f"; max_length {counts.length_of_most:,} would keep 99% of the tokens"
-    facts = _learning_facts(cfg, train, Template(tokenizer))
+    facts = _learning_facts(cfg, train, eval, Template(tokenizer))
     return Report(title, figures, find_all(cfg, tokenizer, train, eval), summary=_learning_summary(facts), facts=facts)

@@ -69,7 +69,9 @@ def tokens_of(
 
 # %% ../../nbs/04_tokens/08_display.ipynb #5h0w0027
 _TINTS = dict(supervised="rgba(46,160,67,.25)", context="rgba(128,128,128,.2)")   # tint of every second token
-_STYLES = dict(supervised="background:rgba(46,160,67,.15);border-bottom:2px solid #2da44e", context="opacity:.8")
+_UNDERLINE = "text-decoration:underline 2px #2da44e;text-underline-offset:3px"
+_STYLES = dict(supervised=f"background:rgba(46,160,67,.15);{_UNDERLINE}", context="opacity:.8")
+_TAGS = dict(supervised="ins", context="span")   # `ins` is underlined also where styles are removed
 _PADDING = "opacity:.8;border:1px dashed;border-radius:3px;padding:0 4px;margin-left:4px"
 TOKENS_STYLE = f"font-family:var(--jp-code-font-family,monospace);font-size:13px;line-height:1.75;{WRAPPED}"
 
@@ -92,7 +94,7 @@ def spans_html(
     for kind, run in groupby((Token(*token) for token in tokens), key=lambda token: token.kind):
         run = list(run)
         if kind == "padding":
-            out.append(f"<span class='sft-padding' style='{_PADDING}'>padding × {len(run):,}</span>")
+            out.append(f" <i class='sft-padding' style='{_PADDING}'>(padding × {len(run):,})</i>")
             continue
         inside = run[fold // 2:-(fold // 2)] if len(run) > fold else []
         if inside:
@@ -100,7 +102,8 @@ def spans_html(
             folded = f"<details>{summary}{_run_html(inside)}</details>"
             html = _run_html(run[:fold // 2]) + folded + _run_html(run[-(fold // 2):])
         else: html = _run_html(run)
-        out.append(f"<span class='sft-{kind}' style='{_STYLES[kind]}'>{html}</span>")
+        tag = _TAGS[kind]
+        out.append(f"<{tag} class='sft-{kind}' style='{_STYLES[kind]}'>{html}</{tag}>")
     return f"<div dir='ltr' style='{TOKENS_STYLE}'>{''.join(out)}</div>"
 
 # %% ../../nbs/04_tokens/08_display.ipynb #5h0w0006

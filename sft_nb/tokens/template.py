@@ -70,7 +70,7 @@ def _undeclared_names(source:str)->tuple[str,...]:
     from transformers.utils.chat_template_utils import _compile_jinja_template
     environment = _compile_jinja_template("").environment
     try: return tuple(sorted(meta.find_undeclared_variables(environment.parse(source))))
-    except TemplateError: return ()
+    except (TemplateError, RecursionError): return ()
 
 class Template:
     "The chat template of a tokenizer, or plain text where it has none"

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from ..config.bases import base_setting, dequantised, file_of_base, is_gguf, SHIPPED
 from ..base.files import read_json_object
-from ..base.report import as_fix, command, ConfigError, edit, MissingPathError, shell_quote
+from ..base.report import (
+    as_fix, command, ConfigError, edit, MissingPathError, shell_quote, why_unreadable)
 from ..config.setting import as_pairs, named_arguments
 from ..config.load import require_trust, Config, load_config
 
@@ -103,7 +104,11 @@ def _read_template(name:str)->str|None:
     if name == "none": return None
     if name in template_names(): return (ASSETS/f"templates/{name}.jinja").read_text(encoding="utf-8")
     if "{{" in name or "{%" in name: return name
-    if os.path.isfile(name): return Path(name).read_text(encoding="utf-8")
+    if os.path.isfile(name):
+        try: return Path(name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as e:
+            raise ConfigError(f"chat_template {name!r}", f"it cannot be read ({why_unreadable(e)})",
+                              "a text file in UTF-8", f"look at {name}") from e
     fix = "leave {chat_template} out for the tokenizer's own"
     near = difflib.get_close_matches(name, template_names(), 1, .6)
     raise MissingPathError(f"chat_template {name[:100]!r}", "there is no such file",

@@ -8,7 +8,10 @@ __all__ = ['RenderedTurn', 'end_of_answer', 'render_turn', 'has_content', 'super
 
 # %% ../../nbs/04_tokens/03_turns.ipynb #3668a623
 import json, os, re
+from bisect import bisect_left
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import NamedTuple
 
 from ..base.extensions import extension
@@ -310,23 +313,79 @@ def _text_anchor(text:str, t:Template, *, last:bool)->str:
         if starts: return tail[starts[-1]:]
     return text[-16:] if last else text
 
-def _example_chunks(turns:list[RenderedTurn], t:Template, prompt_too:bool)->list[Chunk]:
-    "One example from turns that follow each other: context, answer, context, answer ..."
-    done = turns[0].prompt
-    out = [Chunk("", done, prompt_too, False, add_bos=not t.chat)]
-    for k, turn in enumerate(turns):
-        if k:   # the text between the previous answer and this one
-            out.append(Chunk(_text_anchor(done, t, last=False), turn.prompt[len(done):], prompt_too, False))
-            done = turn.prompt
-        last = k == len(turns) - 1
-        anchor = _text_anchor(done, t, last=last)
-        out.append(Chunk(anchor, turn.completion, turn.supervised, last, hidden=turn.hidden))
-        done += turn.completion
+def _turn_chunks(turns:list[RenderedTurn], prompt_too:bool)->list[Chunk]:
+    "The texts of turns that follow each other: context, answer, context, answer ..."
+    out, n = [], 0   # n: length of the text so far
+    for turn in turns:
+        out += [Chunk("", turn.prompt[n:], prompt_too, False),
+                Chunk("", turn.completion, turn.supervised, False, hidden=turn.hidden)]
+        n = len(turn.prompt) + len(turn.completion)
+    return out
+
+def _as_example(chunks:list[Chunk], t:Template)->list[Chunk]:
+    "The chunks of one example, each with its anchor"
+    out, before = [], ""   # the text before a chunk, from the anchor of the previous one on
+    for k, c in enumerate(chunks):
+        last = k == len(chunks) - 1
+        anchor = _text_anchor(before, t, last=last) if k else ""
+        before = _text_anchor(before, t, last=False) + c.text
+        out.append(c._replace(anchor=anchor, last=last, add_bos=not (k or t.chat)))
     if not t.chat: return out
     at_border = [not c.hidden and (not c.anchor or t.added.match(c.anchor)) for c in out]
     return [c._replace(n_added=len(t.added.findall(c.text))) if ok else c for c, ok in zip(out, at_border)]
 
+
 # %% ../../nbs/04_tokens/03_turns.ipynb #7urn0050
+_MANY, _IN_A_WINDOW = 32, 4   # answers of a conversation that is laid out in windows, and those that each window adds
+
+def _window(messages:list[dict], start:int, end:int, questions:list[int])->list[dict]:
+    "`messages[start:end]` behind what templates look back to: system messages, tools, and the last question"
+    first = messages[0]
+    front = [first] if first["role"] in ("system", "developer") else []
+    k = bisect_left(questions, start) - 1   # `questions`: the numbers of all messages of the user
+    if k >= 0: front.append(messages[questions[k]])
+    of_row = {key: first[key] for key in ("tools", "chat_template_kwargs") if key in first}
+    found = [*front, *messages[start:end]]
+    return [found[0] | of_row, *found[1:]]
+
+def _lay_out_in_windows(
+    messages:list[dict],
+    turns:list[int],   # numbers of the answers that are turns
+    t:Template,
+    *, prompt_too:bool, where:str,
+)->list[Chunk]|None:   # of one example; None: not one, or not found in this way
+    "`_lay_out` for a long conversation that is one sequence: to run the template on all of it per answer is quadratic"
+    questions, own = [i for i, m in enumerate(messages) if m["role"] == "user"], {*turns}
+    messages = [m if i in own or m["role"] != "assistant" else m | dict(train=None) for i, m in enumerate(messages)]
+    out = []
+    for k in range(0, len(turns), _IN_A_WINDOW):
+        inside = turns[max(k - 1, 0):k + _IN_A_WINDOW]   # the first one is also in the window before
+        end = inside[-1] + 1
+        window = _window(messages, inside[0], end, questions) if k else messages[:end]
+        try: examples = _lay_out(window, t, turns="all", prompt_too=prompt_too, apart=False, where=where)
+        except SftError:
+            for i in inside: render_turn(messages[:i + 1], t, where)   # raises if the template refuses the row itself
+            return None
+        is_one = len(examples) == 1 and len(examples[0]) == 2 * len(inside)
+        if not is_one or k and examples[0][1].text != out[-1].text: return None
+        out += examples[0][2:] if k else examples[0]
+
+    # proof for the whole text and some of its beginnings: the last answer, that at a half, at a quarter, ...
+    text, ends = "".join([c.text for c in out]), [*accumulate([len(c.text) for c in out])]
+    k = len(turns) - 1
+    while k >= _IN_A_WINDOW:
+        turn, start, end = render_turn(messages[:turns[k] + 1], t, where), ends[2 * k], ends[2 * k + 1]
+        if not turn.is_prefix or (turn.prompt, turn.completion) != (text[:start], text[start:end]): return None
+        k //= 2
+    return _as_example(out, t)
+
+
+# %% ../../nbs/04_tokens/03_turns.ipynb #7urn0053
+def _check_last_calls(messages:list[dict], t:Template, where:str)->None:
+    "`SftError` unless the template writes the calls of the last message"
+    before, after = t.render(messages[:-1], where=where), t.render(messages, where=where)
+    _check_calls(where, messages, after[len(os.path.commonprefix([before, after])):], t)
+
 def _lay_out(messages:list[dict], t:Template, *, turns:str, prompt_too:bool, apart:bool, where:str)->list[list[Chunk]]:
     "`split_conversation` for messages in a form that the template can write"
     answers = supervised_messages(messages, turns)
@@ -336,26 +395,37 @@ def _lay_out(messages:list[dict], t:Template, *, turns:str, prompt_too:bool, apa
     if answers[0] == 0:
         raise SftError(where, "it begins with an answer", "a question before the first answer",
                        edit(on_bad_row="drop") | "put the question first, as a user message")
-    found = {i: render_turn(messages[:i + 1], t, where) for i in answers}
-    in_part = [i for i in answers if messages[i].get("train_parts")]
-    for i in in_part: found[i] = replace(found[i], hidden=hidden_spans(messages[i], found[i].completion, t, where))
     context = messages[:answers[-1]]
-    for i, m in enumerate(context):   # a call in the context must not disappear either
-        if i and i not in found and m.get("tool_calls"):
-            before, after = t.render(messages[:i], where=where), t.render(messages[:i + 1], where=where)
-            _check_calls(where, messages[:i + 1], after[len(os.path.commonprefix([before, after])):], t)
-
     hidden = []   # answers in a supervised prompt that are excluded from the loss
     if prompt_too: hidden = [i for i, m in enumerate(context) if m["role"] == "assistant"
                              and (m.get("train") is False or not has_content(m))]
-    unseen = {i: replace(render_turn(context[:i + 1], t), supervised=False) for i in hidden if i}
+    if len(answers) + len(hidden) > _MANY and not apart and 0 not in hidden:
+        noted = {*t.shared["notes"]}
+        example = _lay_out_in_windows(messages, sorted(answers + hidden), t, prompt_too=prompt_too, where=where)
+        if example: return [example]
+        for name in t.shared["notes"].keys() - noted: del t.shared["notes"][name]   # it was noted of windows
+
+    found = {i: render_turn(messages[:i + 1], t, where) for i in answers}
+    in_part = [i for i in answers if messages[i].get("train_parts")]
+    for i in in_part: found[i] = replace(found[i], hidden=hidden_spans(messages[i], found[i].completion, t, where))
+    questions = [i for i, m in enumerate(context) if m["role"] == "user"]
+    for i, m in enumerate(context):   # a call in the context must not disappear either
+        if not i or i in found or not m.get("tool_calls"): continue
+        if i > _MANY:
+            with suppress(SftError):   # the whole beginning only where this is not enough
+                _check_last_calls(_window(messages, i, i + 1, questions), t, where)
+                continue
+        _check_last_calls(messages[:i + 1], t, where)
+
+    unseen = {i: replace(render_turn(context[:i + 1], t, where), supervised=False) for i in hidden if i}
     every = [turn for _, turn in sorted((found | unseen).items())]
     # a single sequence if each prompt extends the previous turn as in generation
     follow = all(a.ended and a.is_prefix and b.is_prefix and b.prompt.startswith(a.prompt + a.completion)
                  for a, b in zip(every, every[1:]))
-    if follow and not apart and 0 not in hidden: return [_example_chunks(every, t, prompt_too)]
+    if follow and not apart and 0 not in hidden: return [_as_example(_turn_chunks(every, prompt_too), t)]
     first = min([*hidden, *in_part], default=len(context))
-    return [_example_chunks([turn], t, prompt_too and i <= first) for i, turn in found.items()]
+    return [_as_example(_turn_chunks([turn], prompt_too and i <= first), t) for i, turn in found.items()]
+
 
 # %% ../../nbs/04_tokens/03_turns.ipynb #7urn0052
 def _with_blocks_apart(messages:list[dict], t:Template)->list[dict]:

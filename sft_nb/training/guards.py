@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['own_part', 'all_finite', 'row_loss', 'non_finite_rows', 'split_rows', 'repetition', 'judge_answers', 'SampleProbe',
-           'trained_parts', 'weight_norms', 'unchanged_weights', 'loss_is_flat', 'worse_than_before',
+           'trained_parts', 'optimizer_state', 'weight_norms', 'unchanged_weights', 'loss_is_flat', 'worse_than_before',
            'knows_format_only', 'step_loss', 'receipt', 'first_rows', 'Guards']
 
 # %% ../../nbs/11_training/03_guards.ipynb #6649ce65
@@ -164,6 +164,16 @@ def trained_parts(model)->dict[str,torch.Tensor]:
     "The trained parameters by name; of sharded ones the part in this process"
     return {name: own_part(p).detach() for name, p in model.named_parameters() if p.requires_grad}
 
+def optimizer_state(
+    model,
+    optimizer:torch.optim.Optimizer|None,   # None: none was made yet
+)->dict[str,torch.Tensor]:
+    "The tensors of an optimiser by kind and parameter, such as `exp_avg of head.weight`; of sharded ones a part"
+    names = {p: name for name, p in model.named_parameters()}
+    states = optimizer.state.items() if optimizer is not None else ()
+    return {f"{kind} of {names.get(p, 'a parameter')}": own_part(value).detach()
+            for p, state in states for kind, value in state.items() if isinstance(value, torch.Tensor)}
+
 @torch.no_grad()
 def weight_norms(model)->torch.Tensor:   # float64, one for each trained tensor
     "The norms of the trained parameters; of sharded ones, of the part in this process"
@@ -171,14 +181,14 @@ def weight_norms(model)->torch.Tensor:   # float64, one for each trained tensor
     return torch.stack([torch.zeros((), dtype=torch.float64), *each])[1:]
 
 def unchanged_weights(
-    before:torch.Tensor,  # `weight_norms` at the start
+    before:torch.Tensor,  # `weight_norms` at an earlier step
     after:torch.Tensor,
     steps:int,            # between them
 )->list[Finding]:
     "A warning if the weights did not change"
     still, of = int((before == after).sum()), len(before)
     if still == of:
-        text = f"after {steps} steps not one of {of} trained tensors has changed"
+        text = f"in the last {steps} steps not one of {of} trained tensors has changed"
         fix = "{learning_rate} above 0; look at trainer.json and the labels"
         return [fail(text, fix, check="nothing_moves")]
     if 4 * still <= of: return []
@@ -297,6 +307,8 @@ class Guards(TrainerCallback):
         self.held_out:list[float] = []      # of evaluations
         self.began, self.started = 0, time.monotonic()   # step and time at the start of this part
         self.first:torch.Tensor|None = None              # weight norms at that time
+        self.last:torch.Tensor|None = None               # weight norms when they were last compared, at `compared`
+        self.compared = 0
 
 @patch
 def note(self:Guards, finding:Finding, step:int)->None:
@@ -320,6 +332,7 @@ def report_and_stop(self:Guards, found:list[Finding], step:int)->None:
 @patch
 def on_train_begin(self:Guards, args, state, control, model=None, **kwargs):
     self.began, self.started, self.first = state.global_step, time.monotonic(), weight_norms(model)
+    self.last, self.compared = self.first, self.began
     if not is_main_process(): return
     if state.global_step: self.losses = [line["loss"] for line in self.run.metrics() if "loss" in line]   # resumed
     if (self.run.path/"samples.jsonl").exists(): cut_lines(self.run.path/"samples.jsonl", state.global_step)
@@ -343,8 +356,17 @@ def on_step_end(self:Guards, args, state, control, model=None, **kwargs):
     if self.cfg.sample_steps and step % self.cfg.sample_steps == 0: self.sample(model, step)
 
 @patch
+def check_movement(self:Guards, model, step:int)->None:
+    "Compare the weights with those of the last checkpoint; weights that moved at first may stop"
+    since, before = step - self.compared, self.last
+    if since < 20: return
+    self.last, self.compared = weight_norms(model), step
+    self.report_and_stop([f for f in unchanged_weights(before, self.last, since) if f.check == "nothing_moves"], step)
+
+@patch
 def on_save(self:Guards, args, state, control, model=None, **kwargs):
     "Sample at each checkpoint, as long as that takes less than a twentieth of the time"
+    self.check_movement(model, state.global_step)
     if self.cfg.sample_steps: return
     if self.spent <= .05 * (time.monotonic() - self.started): self.sample(model, state.global_step)
 

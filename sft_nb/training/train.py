@@ -41,7 +41,7 @@ from ..runs.checkpoint import MANIFEST, cannot_write, newest_whole, remove_lefto
 from ..runs.directory import (
     can_resume, create_run, needs_system_prompt, open_run, plot, reserve_name, resume_command, Run, SYSTEM_PROMPT_FILE)
 from ..runs.provenance import (
-    change_world_size, check_provenance, check_resume_settings, extend_training, record_provenance)
+    change_world_size, check_provenance, check_resume_settings, extend_training, go_back, record_provenance)
 from ..runs.process import keep_output
 from sft_nb.runs.distributed import (
     check_processes, get_process_info, init_distributed, is_main_process, main_process_first, on_main_process,
@@ -455,6 +455,7 @@ def _keep_own_objects(bench:Workbench, run:Run)->None:
 def resume(
     run:Run|str|Path,           # a stopped, killed or failed run
     *, max_time:float|str|None=None,    # seconds, or "5h", for this part; None: until finished
+    checkpoint:str|int|None=None,       # checkpoint-N, or its step; None: the newest. Later ones are removed
     trust_remote_code:bool=False,       # True: trust code named by the run's config
     num_processes:int|None=None,        # None: as before, or as started by a launcher
     callbacks=(),                       # your own `TrainerCallback`s of transformers; not saved with the run
@@ -462,8 +463,8 @@ def resume(
     max_steps:int|None=None,            # or a larger number of steps
     **settings,                         # refused: settings of a run cannot change
 )->Run:
-    "Continue a run at its newest complete checkpoint; ConfigError without one, or if it is finished or being trained"
-    run = open_run(run, trust_remote_code=trust_remote_code)
+    "Continue a run at a complete checkpoint; ConfigError without one, or if it is finished or being trained"
+    run = open_run(run, trust_remote_code=trust_remote_code, writes=True)
     check_resume_settings(run, settings)
     max_time = max_time_seconds(max_time)
     load_env_files()
@@ -473,7 +474,8 @@ def resume(
     longer = dict(num_train_epochs=num_train_epochs, max_steps=max_steps)
     def change_run()->list[str]:   # the first process does it for all
         extended = extend_training(run, **longer) if any(v is not None for v in longer.values()) else ""
-        return [extended, can_resume(run) or change_world_size(run, n)]
+        can_resume(run)
+        return [extended, go_back(run, checkpoint) if checkpoint is not None else "", change_world_size(run, n)]
     for change in filter(None, on_main_process(change_run)):
         if is_main_process(): log(f"sft_nb: {change}")
     return train_run(run, workbench_of_run(run, max_time=max_time, callbacks=callbacks))

@@ -19,7 +19,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 from trl import SFTTrainer
 
 from ..base.progress import Phase
-from ..base.report import SftError, pluralise, edit, warn
+from ..base.report import Fix, SftError, pluralise, edit, warn
 from ..batches.collate import CollatorWithPositions
 from ..batches.layout import text_config
 from ..batches.packing import BatchSampler, EpochLoader, NumberedRows, TrainingRows
@@ -34,10 +34,10 @@ from ..model.finetuning.trl_trainer import undo_trl_changes
 from ..workbench import Workbench
 from ..model.finetuning.optimizer import follow_schedule
 from ..runs.checkpoint import (
-    atomic_checkpoint, best_steps, cannot_write, flatten_folder, prune, unscored_steps)
+    atomic_checkpoint, best_steps, cannot_write, flatten_folder, prune, step_of, unscored_steps)
 from ..runs.directory import Run, resume_command
 from .arguments import training_arguments
-from .guards import Guards, all_finite, split_rows, non_finite_rows, trained_parts
+from .guards import Guards, all_finite, optimizer_state, split_rows, non_finite_rows, trained_parts
 from .recorder import agree_across_ranks, early_stopping, Recorder, saves_better_loss, StopRequest
 from .step import (
     check_deepspeed_steps, ConfiguredOptimizerMixin, describe_micro_batch, describe_rows, non_finite_fix,
@@ -66,7 +66,9 @@ class _TrainerHooks(TrainerCallback):
         for part, pad in self.trainer.pads: part.pad_token_id = pad   # transformers would use the tokenizer's
         self.trainer.bench.save_memory(self.trainer.model)
         check_deepspeed_steps(self.trainer)
-        if self.checkpoint: self.trainer.restore_log_state(self.checkpoint)
+        if self.checkpoint:
+            self.trainer.restore_log_state(self.checkpoint)
+            self.trainer.check_weights()
     def on_pre_optimizer_step(self, args, state, control, **kwargs): self.trainer.check_step()
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
         "Save a checkpoint at a new best loss, which could not be restored otherwise"
@@ -328,15 +330,32 @@ def skip_step(self:SupervisedTrainer)->None:
 
 @patch
 def check_weights(self:SupervisedTrainer)->None:
-    "`SftError` if a trained weight is NaN or infinite in any process: nothing that is saved has one"
-    name = agree_across_ranks(next(iter(broken_weights(trained_parts(self.model))), None))
-    if name is None: return
-    good, rate = self.run.checkpoints(), self.bench.cfg.learning_rate / 2
-    expected = f"finite weights, as in {good[-1].name}" if good else "finite weights"
-    fix = resume_command(self.run, learning_rate=rate)
-    if good: fix |= resume_command(self.run, anew=True, learning_rate=rate)
-    found = f"an earlier step has made the weights NaN or infinite, the first in {name}"
+    "`SftError` if a trained weight or its optimiser state is NaN or infinite in any process: nothing saved has one"
+    what, broken = "weights", broken_weights(trained_parts(self.model))
+    if not broken and not self.is_deepspeed_enabled:   # DeepSpeed looks before it steps
+        what, broken = "optimiser's state", broken_weights(optimizer_state(self.model, self.optimizer))
+    found = f"an earlier step has made the {what} NaN or infinite, the first in {broken[0]}" if broken else None
+    found = agree_across_ranks(found)
+    if found is None: return
+    good, rate = self.good_checkpoints(), self.bench.cfg.learning_rate / 2
+    expected = f"finite numbers, as in {good[-1].name}" if good else "finite numbers"
+    fix = resume_command(self.run, anew=True, learning_rate=rate)
+    if good: fix = self.resume_before() | fix
     raise SftError(f"step {self.state.global_step}", found, expected, fix, "nan_in_the_log")
+
+@patch
+def good_checkpoints(self:SupervisedTrainer)->list[Path]:
+    "Those to resume at after an error: without the one at which this training has just begun, since it leads here"
+    began, saved = self.guards.began, self.run.checkpoints()
+    is_first_step = began > 0 and self.state.global_step <= began + 1
+    return [path for path in saved if step_of(path) < began] if is_first_step else saved
+
+@patch
+def resume_before(self:SupervisedTrainer)->Fix:
+    "The fix that resumes at the newest of `good_checkpoints`; empty without one"
+    good, saved = self.good_checkpoints(), self.run.checkpoints()
+    if not good: return Fix()
+    return resume_command(self.run, checkpoint="" if good[-1] == saved[-1] else good[-1].name)
 
 @patch
 def non_finite_error(self:SupervisedTrainer)->SftError:
@@ -353,6 +372,7 @@ def non_finite_error(self:SupervisedTrainer)->SftError:
     found = f"the {what} is not finite{many}; {describe_rows(bad, numbers)} (in {file})"
     to_blame = bad if len(bad) < len(numbers) or len(bad) == 1 else []
     fix = non_finite_fix(to_blame, "skip" if self.is_deepspeed_enabled else self.bench.cfg.on_nan)
+    if len(self.good_checkpoints()) < len(self.run.checkpoints()): fix = self.resume_before() | fix
     return SftError(f"step {step}", found, "finite numbers; the weights are unchanged", fix, "nan_in_the_log")
 
 # %% ../../nbs/11_training/05_trainer.ipynb #6454ad6d

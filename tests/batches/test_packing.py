@@ -64,6 +64,15 @@ def test_epochs_beyond_those_that_were_asked_for_differ_too(mode):
     if "max_tokens" not in mode: assert len({str(sorted(map(sorted, e))) for e in epochs}) == 5   # other neighbours too
 
 
+def test_every_epoch_has_as_many_batches_as_the_one_that_needs_most():
+    "More rows than are packed together (2,048), and budgets no larger than the longest: each epoch needs other batches"
+    n = np.random.default_rng(1).integers(1, 60, 3000)
+    for seed in range(3):
+        b = BatchSampler(n, max_tokens=60, epochs=4, seed=seed)
+        needed = [len(b.draw_batches(e)) for e in range(4)]
+        assert needed[0] < max(needed) == len(b) and {len(b.all_batches(e)) for e in range(4)} == {len(b)}
+
+
 def test_the_steps_of_two_processes_have_the_rows_of_one():
     "Micro-batches k and k+1 of one process are those of two processes, except for the last"
     n = np.random.default_rng(0).integers(1, 500, 999)

@@ -1,24 +1,33 @@
 "Checks of the machine and the plan: each fires on a planted defect and is quiet without it"
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import huggingface_hub.constants as constants
 import pytest
 import torch
+from conftest import SHARED
 from learner import learner
 from planted import bad, small
+from transformers import AutoConfig
 
+import sft_nb.configs
+from sft_nb.base.report import SftError
 from sft_nb.batches.packing import Extent
 from sft_nb.checks import environment
 from sft_nb.checks.core import run_check
 from sft_nb.checks.environment import (check_device, check_disk, check_extent, check_gpu, check_hub, check_memory,
-                                       check_tracking, check_versions, check_writable)
+                                       check_tracking, check_usual, check_versions, check_writable)
 from sft_nb.checks.preflight import Evidence, preflight
 from sft_nb.checks.step import FirstStep, check_measured
+from sft_nb.config.load import load_config
+from sft_nb.model.load import load_shape
 from sft_nb.planning.plan import plan as make_plan
 from sft_nb.tokens.prepare import prepare
 from sft_nb.workbench import Workbench
+
+CONFIGS = Path(sft_nb.configs.__file__).parent
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +158,38 @@ def test_many_passes_and_large_steps_are_seen(data, more, expected, fix):
     found = {f.check: f for f in report.findings}["plan.extent"]
     assert found.status == ("warn" if expected else "ok") and expected in found.says and fix in str(found.fix)
     assert report.figures["steps"] >= 1 and report.figures["estimated_seconds_of_all_steps"] >= 0
+
+
+@pytest.mark.parametrize("name, value, says", [
+    ("lora_r", 4096, "more than full rank; usual are 8 to 64"), ("lora_dropout", .99, "more is dropped than kept"),
+    ("weight_decay", .9, "usual are 0 to 0.1"), ("max_length", 1_500_000, "the longest row has"),
+    ("max_new_tokens", 1, "what is generated is cut off"), ("num_train_epochs", 1e-9, "1 step; usual are 1 to 5"),
+    ("save_steps", 5000, "no checkpoint is written before the end"), ("eval_steps", 5000, "nothing is evaluated")])
+def test_values_that_are_hardly_meant_are_seen(data, name, value, says):
+    extent = Extent(16, 1 if name == "num_train_epochs" else 100, 3, 16)
+    def found(**more):
+        cfg = load_config("demo", **more)
+        return check_usual(data, load_shape(cfg, data.tokenizer), extent, **cfg.values(check_usual))
+    finding, = found(**{name: value})
+    assert finding.check == f"plan.{name}" and says in finding.says and f"{name}=" in str(finding.fix)
+    assert found() is None and found(method="full", max_steps=100, **{name: value} if name == "lora_r" else {}) is None
+
+
+OTHERS = sorted((SHARED/"foreign_configs").rglob("*.y*ml"))
+@pytest.mark.parametrize("path", [*sorted(CONFIGS.glob("[!_]*.py")), *OTHERS],
+                         ids=lambda path: path.name)
+def test_no_usual_config_is_unusual(path, data):
+    try: cfg = load_config(str(path), model="tiny")
+    except SftError as e: pytest.skip(f"it is refused: {str(e)[:80]}")
+    shape = AutoConfig.for_model("qwen3", hidden_size=1024, max_position_embeddings=131_072)
+    assert check_usual(data, shape, Extent(50_000, 9_000, 3, 16), **cfg.values(check_usual)) is None
+    assert check_extent(Extent(50_000, 9_000, 3, 16), **cfg.values(check_extent)).status == "ok"
+
+
+def test_a_step_that_takes_most_of_the_rows_is_seen():
+    found = check_extent(Extent(800, 3, 3, 800), per_device_train_batch_size=5000)
+    assert found.status == "warn" and "takes a large part of the rows; usual are 16 to 128" in found.says
+    assert check_extent(Extent(800, 75, 3, 32)).status == check_extent(Extent(60, 3, 3, 60)).status == "ok"
 
 
 def test_a_step_of_packed_batches_that_asks_for_more_than_there_are():

@@ -1,5 +1,6 @@
 "Checks of the first step and of the gradient: each fires on a planted defect and is quiet without it"
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -29,6 +30,23 @@ def test_loss():
     found = [look(x) for x in (2., 6.3, 7.7, 13.4, 0., float("nan"), float("inf"))]
     assert found == ["ok", "warn", "warn", "fail", "fail", "fail", "fail"]
     assert [look(x, init="random") for x in (6.7, 7.7, 13.4, 0.)] == ["ok", "warn", "warn", "fail"]
+
+
+def test_a_base_that_expects_other_answers_has_the_right_tokenizer():
+    found = [check_loss(FirstStep(7.7, {}, 1, 1., text_loss=x), 768, model="gpt2") for x in (4., 6.5)]
+    assert [f.status for f in found] == ["warn", "warn"] and "expects other answers" in found[0].says
+    assert [f.fix.says("shell").split(" ")[1] for f in found] == ["--system-prompt", "--tokenizer"]
+
+
+@pytest.mark.parametrize("padding_free", [True, False])
+def test_the_loss_of_whole_rows_is_measured_where_that_of_answers_is_worse_than_guessing(data, padding_free):
+    bench = Workbench(small(padding_free=padding_free), data=data)
+    rows = bench.rows([0, 1])
+    batch, plain = bench.layout.collate(rows), partial(take_step, bench.model, bench.loss)
+    assert plain(batch).text_loss is None and plain(batch, guessing=100.).text_loss is None
+    whole = [dict(row, labels=[-100, *row["input_ids"][1:]]) for row in rows]
+    expected = float(bench.loss(bench.layout.collate(whole)))
+    assert plain(batch, guessing=0.).text_loss == pytest.approx(expected, rel=.1)   # one token more where rows meet
 
 
 def test_the_toy_has_no_other_tokenizer_to_propose():

@@ -75,7 +75,7 @@ def test_two_processes_share_the_work(cfg, tmp_path):
     line = [sys.executable, "-m", "sft_nb", "search", "--config", "demo", "--max-steps", "6", "--max-samples", "64",
             "--eval-samples", "8", "--no-preflight", "--runs-dir", str(tmp_path), "--lr", "1e-3,3e-3,1e-2", "--json"]
     both = [subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    ends = [p.communicate(timeout=300) for p in both]
+    ends = [p.communicate(timeout=1200) for p in both]
     assert [p.returncode for p in both] == [0, 0], ends
     runs = sorted(path.parent.name for path in (tmp_path/"search").glob("*/config.json"))
     assert runs == ["learning_rate_0.001", "learning_rate_0.003", "learning_rate_0.01"]

@@ -267,3 +267,8 @@ def test_an_evaluation_of_a_server_says_that_its_base_saw_no_examples():
     def notes(base, **how): return str(Evaluation("r", "adapter", score_of(base), tuned, **how))
     assert says in notes("I do not know.", server="http://localhost:1")
     assert says not in notes("<answer>42</answer>", server="http://localhost:1") + notes("I do not know.")
+
+
+def test_tokens_that_a_server_does_not_count_are_those_of_the_text_alone():
+    def words(text, add_special_tokens=True): return dict(input_ids=[0] * (len(text.split()) + 2 * add_special_tokens))
+    assert as_generation(ServerReply("40 and 2", "stop", None, "", None, None), words).n_tokens == 3

@@ -159,7 +159,8 @@ def test_the_base_is_asked_again_with_examples_and_both_gains_are_shown(trained,
     "Only a base that lacks the form, only for a model that is better, and at most 100 rows"
     rows = tmp_path/"rows.jsonl"
     labels = LABELS * 3
-    rows.write_text("".join(json.dumps(row) + "\n" for row in nli_rows(labels)))
+    of_sources = [dict(row, source="ab"[k % 2]) for k, row in enumerate(nli_rows(labels))]
+    rows.write_text("".join(json.dumps(row) + "\n" for row in of_sources))
     talks = [[dict(role="user", content=f"Premise {k}"), dict(role="assistant", content=label)]
              for k, label in enumerate(LABELS)]
     training = [(dict(messages=talk), talk) for talk in talks]
@@ -170,6 +171,7 @@ def test_the_base_is_asked_again_with_examples_and_both_gains_are_shown(trained,
     files = dict(eval_file=str(rows), eval_samples=180, task="classify", progress=False)
     e = evaluate(trained, **files)
     assert (e.baselines.shots, e.baselines.few_shot.n) == (3, 100)
+    assert sum(group.n for group in e.baselines.few_shot.groups.values()) == 100
     line = next(line for line in str(e).splitlines() if "base with 3 examples in its prompt" in line)
     assert "over it +" in line and "100 rows" in line
     assert evaluate(trained, shots=0, **files).baselines.few_shot is None

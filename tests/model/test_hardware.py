@@ -1,6 +1,7 @@
 """Device and number format, each with its reason."""
 import json
 import platform
+import time
 from dataclasses import replace
 
 import psutil
@@ -56,6 +57,12 @@ def test_a_processor_decides_by_its_products(monkeypatch, tmp_path):
     assert [find_hardware(**c.values(find_hardware)).gain for c in asked] == [None] * 4
     (tmp_path/"broken").mkdir()
     assert find_hardware(**replace(cfg, model=str(tmp_path/"broken")).values(find_hardware)).dtype == torch.float32
+
+
+def test_a_busy_machine_does_not_decide(monkeypatch):
+    transpose = torch.Tensor.t
+    monkeypatch.setattr(torch.Tensor, "t", lambda x: time.sleep(.05) or transpose(x))   # the processor works for others
+    assert hardware._product_seconds(8, 8, 8, torch.float32, 2) < .05
 
 
 def test_measuring_leaves_no_trace():

@@ -1,5 +1,6 @@
 """Panels in a real JupyterLab and a real browser, used like a user would."""
 import json, os, shutil, signal, socket, subprocess, sys, time, urllib.request
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -240,6 +241,27 @@ PALE = """() => {
       const ratio = (a + .05) / (b + .05);
       if (ratio < 4.5) pale.push(`${ratio.toFixed(2)} ${text.slice(0, 30)} ${colour} on ${back.map(Math.round)}`) } }
   return pale }"""
+
+
+def test_recipes_that_are_neither_trusted_nor_run_show_what_is_supervised_and_the_curves(lab, tmp_path):
+    from playwright.sync_api import expect, sync_playwright
+    address, root = lab
+    recipes = Path(__file__).parents[2]/"nbs"/"recipes"
+    with sync_playwright() as p, p.chromium.launch(executable_path=CHROMIUM, args=FLAGS) as browser:
+        for name in ("01_quickstart.ipynb", "03_a_run_that_went_wrong.ipynb"):
+            shutil.copy(recipes/name, root)
+            page = _open(browser)
+            page.goto(f"{address}/{name}")
+            marked, images = page.locator(".jp-OutputArea ins"), page.locator(".jp-OutputArea-output img[alt*='loss']")
+            expect(marked.first).to_be_attached()
+            expect(images.first).to_be_attached()
+            lines = marked.evaluate_all("all => all.map(e => getComputedStyle(e).textDecorationLine)")
+            assert {*lines} == {"underline"}
+            images.first.scroll_into_view_if_needed()
+            expect(images.first).to_have_js_property("complete", True)
+            assert images.first.evaluate("e => e.naturalWidth") > 300
+            assert page.locator(".jp-OutputArea-output").get_by_text("BatchPanel", exact=True).count() == 0
+            page.screenshot(path=tmp_path/f"{name}.png")
 
 
 def _go_dark(page)->None:

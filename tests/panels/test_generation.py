@@ -247,7 +247,7 @@ def test_the_panel_answers_in_a_thread(learned):
     c = panel.controls
     assert c.row.value == 1 and c.system.value == "Count." and c.tokens.value == 8
     panel._receive_event(panel, dict(id=c.prompt.to_dict()["sends"], event="click", n=1), [])   # Ctrl+Enter
-    panel.worker.join(60)
+    panel.worker.join(600)
     assert not panel.busy and not c.ask.disabled and c.stop.disabled
     assert panel.to_html().count("class='sft-tuned'") == 1
     assert "✓ right" in panel.to_html() or "✗ wrong" in panel.to_html()
@@ -344,13 +344,13 @@ def test_a_checkpoint_that_is_written_appears_among_the_models(trained, tmp_path
         panel.begin_showing()
         assert panel.follower.is_alive() and "checkpoint-60" not in panel.controls.models.options
         shutil.move(tmp_path/"later", copy/"checkpoints"/"checkpoint-60")
-        for _ in range(200):
+        for _ in range(3000):
             if "checkpoint-60" in str(panel.view): break
             time.sleep(.1)
         assert "checkpoint-60" in panel.controls.models.options and "checkpoint-60" in str(panel.view)
         run.set_status("finished")
-    panel.follower.join(10)
-    assert not panel.follower.is_alive()
+    panel.follower.join(300)
+    assert not panel.follower.is_alive() and panel.failure is None
 
 
 def test_a_follower_that_cannot_read_says_so(learned, monkeypatch):

@@ -12,7 +12,7 @@ from sft_nb.runs.directory import create_run
 
 HOSTILE = "<script>alert(1)</script> **a** \x1b[2J \u202e gnp.exe"
 SECRET = "sk-abcdefghijklmnop123456"
-ELSEWHERE = r"<script|<link|<iframe|<img|@import|url\(|\ssrc=|\son\w+="
+ELSEWHERE = r"<script|<link|<iframe|@import|url\(|\ssrc=(?!'data:image/png;base64,)|\son\w+="
 
 
 def answers(correct:int)->list[dict]:
@@ -57,7 +57,7 @@ def test_it_holds_all_there_is(page):
     for said in (format_bytes(2**27), format_bytes(2**28), "75.0%", "lora_r", "override", "cannot tell",
                  "exclamation_marks"):
         assert said in page, said
-    assert page.count("<polyline") >= 2 and page.count("tokens are supervised") == 2
+    assert page.count("<img alt='loss") == 1 and page.count("tokens are supervised") == 2
 
 
 def test_it_can_do_nothing_and_needs_nothing(page):
@@ -74,7 +74,7 @@ def test_rows_that_are_gone_hide_nothing_else(run):
     rows.unlink()
     try: parts = page_parts(run, 2)
     finally: rows.write_text(text)
-    assert "role='alert'" in parts["2 rows, token by token"] and "<polyline" in parts["Curves"]
+    assert "role='alert'" in parts["2 rows, token by token"] and "<img" in parts["Curves"]
 
 
 @pytest.mark.parametrize("file, heading", [("guards.json", "What the guards saw"), ("plan.json", "Memory"),

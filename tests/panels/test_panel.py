@@ -101,7 +101,7 @@ def test_an_error_is_shown_and_acknowledged(sent):
     def fail(_): raise SftError("batch 9", "there are 4 batches", "a number below 4", "index=3")
     panel.button.on_click(fail)
     message(panel, panel.button, event="click", n=1)
-    assert "there are 4 batches" in panel.view[0]["html"] and "there are 4 batches" in panel._saved_picture()
+    assert "there are 4 batches" in panel.view[0]["html"] and "there are 4 batches" in panel.to_html()
     assert sent == [dict(ack=1)]
 
 
@@ -140,7 +140,8 @@ def test_the_saved_picture_stands_beside_the_panel_under_its_name(monkeypatch):
     panel._ipython_display_()
     (widget, _), (saved, how) = shown
     assert "application/vnd.jupyter.widget-view+json" in widget[0]
-    assert f"data-sft-saved='{panel.saved_id}'" in saved[0].data and how["display_id"] == panel.saved_id
+    assert f"data-sft-saved='{panel.saved_id}'" in saved[0]["text/html"] and how["display_id"] == panel.saved_id
+    assert widget[0]["text/plain"] == "" and saved[0]["text/plain"] == "Picks"
     panel.draw(save=False)
     assert len(shown) == 2
     panel.draw()

@@ -11,7 +11,7 @@ from sft_nb.panels.run import RunPanel
 from sft_nb.base.progress import Phase, Progress, progress_listener
 from sft_nb.base.report import Report, warn
 from sft_nb.runs.directory import create_run
-from sft_nb.runs.metrics import append_line
+from sft_nb.runs.metrics import append_line, draw_curves
 from sft_nb.runs.status import CHECKPOINT_ASKED, ProgressFile
 
 HOSTILE = "<script>alert(1)</script> # **bold** \x1b[31mred\x1b[0m \u202eabc"
@@ -99,8 +99,9 @@ def test_several_runs_have_a_legend(run, tmp_path):
     state = RunState(run, other)
     assert [r.path for r in RunState([run, other]).runs] == [r.path for r in state.runs]   # a list says the same
     assert [*state.series("loss", "eval_loss")] == ["a loss", "a eval_loss", "b loss", "b eval_loss"]
-    assert all(f" {name}</span>" in state.html() for name in ("a loss", "b eval_loss"))
-    assert "stroke-dasharray='6 3'" in state.html()   # not by colour alone
+    assert all(f", {name}: " in state.html() for name in ("a training", "b held out"))
+    lines = draw_curves(state.curves()).axes[0].lines
+    assert [line.get_linestyle() for line in lines] == ["-", "--", ":", "-."]   # not by colour alone
 
 
 def test_a_press_asks_and_does_not_wait(run, monkeypatch):
@@ -113,7 +114,7 @@ def test_a_press_asks_and_does_not_wait(run, monkeypatch):
         assert asked == [None] and (run.path/CHECKPOINT_ASKED).exists()
         assert "a checkpoint is requested" in panel.to_html()
         panel.close()
-        panel.follower.join(5)
+        panel.follower.join(300)
         assert not panel.follower.is_alive()
 
 
@@ -122,7 +123,7 @@ def test_a_rise_is_a_press_away_from_its_rows(undisturbed):
     step, _ = panel.state.spikes()[0]
     panel.rises[0].click()
     assert panel.state.at == step and f"optimiser step {step} of 10" in panel.to_html()
-    assert all(f">{name}</span>" in panel.to_html() for name in panel.state.batches.names())
+    assert all(f">{name}</div>" in panel.to_html() for name in panel.state.batches.names())
 
 
 @pytest.mark.parametrize("asked", [
@@ -165,12 +166,12 @@ def test_what_cannot_be_read_while_a_run_is_followed_is_said_and_the_kernel_is_n
         panel.state.refresh()
         patched.setattr(panel.state, "refresh", unreadable)
         panel.follow()
-        panel.follower.join(20)
+        panel.follower.join(300)
         assert not panel.follower.is_alive() and panel.beat_seconds == 0 and panel.state.any_active
         assert "Permission denied" in str(panel.view) and isinstance(panel.failure, PermissionError)
         patched.undo()
         panel._try(lambda: None)   # any press
         assert panel.follower.is_alive() and "Permission denied" not in str(panel.view)
         panel.close()
-    panel.follower.join(20)
+    panel.follower.join(300)
     assert not panel.follower.is_alive()

@@ -93,7 +93,7 @@ def test_each_document_has_a_border_and_the_name_of_its_row():
     assert html.count("class='sft-document'") == 3 and html.count("dashed") == 3
     for name, number in zip(state.names(), state.numbers):
         place, _ = data.train.row(number)
-        assert place.endswith(name) and f">{name}</span>" in html
+        assert place.endswith(name) and f">{name}</div>" in html
 
 
 def test_what_a_token_says_is_escaped():

@@ -3,7 +3,7 @@ import pytest
 
 from sft_nb.config.load import load_config
 from sft_nb.base.report import SftError
-from sft_nb.extras.encodings import plausible_encoding
+from sft_nb.extras.encodings import _frequent_letters, plausible_encoding
 from sft_nb.rows.sources import open_rows
 from sft_nb.tokens.prepare import prepare
 
@@ -85,3 +85,9 @@ def test_no_encoding_is_proposed_where_none_gives_text(content, tmp_path):
     (tmp_path/"a.txt").write_bytes(content)
     with pytest.raises(SftError, match="it is not UTF-8") as e: list(open_rows(tmp_path/"a.txt")[0])
     assert "iconv" not in str(e.value.fix)
+
+
+def test_frequent_characters_are_those_of_the_standards():
+    "3,755 of level 1 of GB 2312, and 5,401 of level 1 of Big5"
+    assert len(_frequent_letters("gb2312", 0xb0, 0xd7)) == 3755
+    assert len(_frequent_letters("big5", 0xa4, 0xc6)) == 5401

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings as how, strategies as st
 
 from sft_nb.config.load import load_config
 from sft_nb.base.report import ConfigError, SftError
+from sft_nb.rows import files
 from sft_nb.rows.files import SUFFIXES, file_source
 from sft_nb.rows.sources import hash_to_unit, Mixture, open_rows, read_rows
 from sft_nb.tokens.prepare import prepare
@@ -115,6 +116,16 @@ def test_each_file_that_is_not_read_has_its_sentence(tmp_path, name, content, sa
     if name.startswith("deep"): file = file.parent
     with pytest.raises(SftError, match=says) as e: read_rows(file)
     assert "Fix:" in str(e.value) and len(str(e.value).replace(str(tmp_path), "/data")) <= 300
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.csv.gz", "a.tsv.gz", "a.json.gz", "a.txt.gz", "a.jsonl", "a.csv"])
+def test_a_line_that_never_ends_is_read_no_further(tmp_path, name, monkeypatch):
+    "A few kilobytes of gzip hold gigabytes"
+    monkeypatch.setattr(files, "_MOST_CHARACTERS", 100_000)
+    content = b'{"question": "' + b"0" * 300_000
+    if ".csv" in name or ".tsv" in name: content = b"question,answer\n" + content
+    (tmp_path/name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    with pytest.raises(SftError, match="has more than 100,000 characters.*Fix: .*head -c 300"): read_rows(tmp_path/name)
 
 
 @pytest.mark.parametrize("method", ["open", "is_dir"])

@@ -1,6 +1,16 @@
-"""A run that came from elsewhere: its rows may be missing or others, and its folder is no model."""
+"""A run that came from elsewhere: its rows may be missing or others, its folder is no model, and it may belong to
+another user of the machine."""
 import json
+import os
+import pwd
+import re
+import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 
+import pandas   # noqa: F401, for another user, who may not be able to import it
 import pytest
 
 from sft_nb.cli import main
@@ -9,8 +19,10 @@ from sft_nb.evaluation.evaluate import held_out
 from sft_nb.model.load import load_shape
 from sft_nb.panels.conversation import GenerationState
 from sft_nb.proof.merge import merge
+from sft_nb.base.files import remove_temporaries
 from sft_nb.base.report import ConfigError, SftError
-from sft_nb.runs.directory import create_run
+from sft_nb.runs.checkpoint import write_checksums
+from sft_nb.runs.directory import check_free, check_permissions, create_run, Run
 from sft_nb.runs.locate import find_target
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.tokenizer import load_tokenizer
@@ -80,3 +92,128 @@ def test_a_full_run_holds_its_model(tmp_path):
     with pytest.raises(ConfigError, match="the model that it trained is in it") as e:
         load_tokenizer(load_config(model=str(run.path)))
     assert e.value.fix.settings == dict(model=str(run.adapter))
+
+
+# --- a run of another user of the machine
+
+OTHER = 65534   # nobody
+
+@contextmanager
+def as_another_user():
+    "This process without the rights of root; what it imports has been imported"
+    os.setresuid(OTHER, OTHER, 0)
+    try: yield
+    finally: os.setresuid(0, 0, 0)
+
+
+@pytest.fixture
+def of_root(monkeypatch):
+    "A run of root with a checkpoint, in a folder that everyone may read"
+    if os.getuid() != 0: pytest.skip("only root can become another user")
+    folder = Path(tempfile.mkdtemp())   # pytest's own is closed to others
+    folder.chmod(0o755)
+    monkeypatch.chdir(folder)
+    run = create_run(load_config("demo", runs_dir=str(folder/"runs"), run_name="r"))
+    for part in (run.adapter, run.path/"checkpoints/checkpoint-2"):
+        part.mkdir(parents=True)
+        (part/"adapter_config.json").write_text("{}")
+        write_checksums(part)
+    run.set_status("stopped", step=2)
+    yield run
+    shutil.rmtree(folder)
+
+
+RUN = "{run}"
+READ = [["stop", RUN], ["merge", RUN], ["merge", RUN, "--out", "/tmp/merged"], ["prove", RUN], ["report", RUN],
+        ["generate", RUN, "--prompt", "1+1"], ["compare", RUN, RUN], ["sweep", RUN]]
+CHANGE = [["train", "--resume", RUN], ["train", "--resume", RUN, "--detach"], ["checkpoint", RUN], ["evaluate", RUN],
+          ["verdict", RUN], ["evaluate", RUN + "/adapter"]]
+
+def said_to_another(run, line, capsys)->str:
+    with as_another_user(): code = main([word.format(run=run.path) for word in line])
+    said = capsys.readouterr()
+    assert code in (1, 2), said.out
+    return said.err
+
+
+@pytest.mark.parametrize("line", READ + CHANGE, ids=" ".join)
+@pytest.mark.parametrize("hidden", ["", "checkpoints", "adapter/adapter_config.json", "config.json", "status.json"])
+def test_what_another_user_may_not_read_is_not_missing(of_root, line, hidden, capsys):
+    (of_root.path/hidden).chmod(0o700 if (of_root.path/hidden).is_dir() else 0o600)
+    said = said_to_another(of_root, line, capsys)
+    assert re.search(f"{of_root.path/hidden}(: it)? belongs to root, and nobody may not read it", said), said
+    assert f"root can allow it with chmod -R a+rX {of_root.path/hidden}" in said
+    if hidden in ("checkpoints", "status.json"):
+        assert f"--config {of_root.path}/config.json --run-name r-2 --runs-dir another/folder" in said
+
+
+@pytest.mark.parametrize("line", CHANGE, ids=" ".join)
+def test_what_another_user_may_not_change_can_be_copied(of_root, line, capsys):
+    before = sorted(of_root.path.rglob("*"))
+    said = said_to_another(of_root, line, capsys)
+    assert f"run 'r': {of_root.path} belongs to root, and nobody may not change it. Fix: cp -r {of_root.path} " in said
+    assert sorted(of_root.path.rglob("*")) == before
+
+
+def test_in_a_shared_folder_each_file_has_an_owner(of_root, capsys):
+    "Its scores go into a folder that may be shared; a file that would be continued may not"
+    of_root.path.chmod(0o777)
+    with as_another_user(): check_permissions(of_root, of_root.path/"eval")
+    for name in ("checkpoints", "adapter", "checkpoints/checkpoint-2"): (of_root.path/name).chmod(0o777)
+    assert "belongs to root, and nobody may not change it" in said_to_another(of_root, CHANGE[0], capsys)
+    for part in of_root.path.rglob("*"): part.chmod(0o777)
+    with as_another_user(): check_permissions(of_root, of_root.path)
+
+
+def test_runs_beside_one_that_may_not_be_read(of_root, capsys):
+    shutil.copytree(of_root.path, of_root.path.with_name("closed")).chmod(0o700)
+    shutil.copytree(of_root.path, of_root.path.with_name("config"))
+    (of_root.path.with_name("config")/"config.json").chmod(0o600)
+    with as_another_user(): assert main(["runs"]) == 0
+    out, err = capsys.readouterr()
+    assert " r " in out.replace("\n", " ") and "closed" not in out
+    assert "not shown, as you may not read them: closed, config\n" in err
+    of_root.path.parent.chmod(0o700)
+    said = said_to_another(of_root, ["runs"], capsys)
+    assert "runs in runs: runs belongs to root, and nobody may not read it" in said
+
+
+def test_a_name_of_another_users_run_is_taken(of_root, capsys):
+    of_root.path.parent.chmod(0o1777)
+    of_root.path.chmod(0o700)
+    line = ["train", "--config", "demo", "--run-name", "r"]
+    said = said_to_another(of_root, line, capsys)
+    assert "belongs to root, and nobody may not read it. Fix: --run-name r-2, or root " in said
+
+
+def test_temporary_files_of_another_user_are_left_alone(of_root):
+    "In a folder like /tmp, in which everyone may only remove his own files"
+    runs = of_root.path.parent
+    runs.chmod(0o1777)
+    (runs/".r-2.new").touch()
+    os.utime(runs/".r-2.new", (0, 0))
+    with as_another_user(): assert (remove_temporaries(runs), check_free(runs, "r-2")) == ([], None)
+    assert (runs/".r-2.new").exists()
+
+
+def test_files_of_ones_own_have_another_fix(of_root, capsys):
+    os.chown(of_root.path, OTHER, OTHER)
+    of_root.path.chmod(0)
+    said = said_to_another(of_root, ["stop", RUN], capsys)
+    denied = f"you may not read {of_root.path} (its permissions are d---------)"
+    assert f"{denied}. Fix: chmod -R u+rwX {of_root.path}" in said
+
+
+def test_a_file_that_nothing_checked_is_another_users_too(of_root, monkeypatch, capsys):
+    "The last resort of the command line; and the same of a disk that is mounted read-only"
+    def denied(self, *args, **kwargs): raise PermissionError(13, "Permission denied", str(of_root.path/"log.txt"))
+    monkeypatch.setattr(Run, "stop", denied)
+    said = said_to_another(of_root, ["stop", RUN], capsys)
+    assert f"{of_root.path} belongs to root, and nobody may not open it" in said
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_RDONLY))
+    assert "is on a disk that is mounted read-only" in said_to_another(of_root, ["stop", RUN], capsys)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)   # a container without user names
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=0))
+    assert "belongs to user 0, and user 65534 may not" in said_to_another(of_root, ["stop", RUN], capsys)
+    monkeypatch.setattr(Run, "stop", lambda *args: os.kill(1, 0))   # an error without a file
+    assert "PermissionError: [Errno 1]" in said_to_another(of_root, ["stop", RUN], capsys)

@@ -41,7 +41,7 @@ try:
     with run.locked(), SignalListener():
         run.set_status("running", step=3)
         print("held", flush=True)
-        time.sleep(60)
+        time.sleep(600)
 except Interrupted as e: run.set_status("stopped", reason=e.by, stopped_by=e.by)
 """
 
@@ -56,7 +56,7 @@ def holder(run, *before:str):
 @pytest.fixture
 def bystander():
     "An unrelated process"
-    found = subprocess.Popen(["sleep", "60"])
+    found = subprocess.Popen(["sleep", "600"])
     yield found
     assert found.poll() is None, "a process that does not train was signalled"
     found.kill()
@@ -108,7 +108,7 @@ def test_a_child_of_the_training_does_not_hold_its_run(run):
     child = os.fork()
     if child == 0:
         os.write(there, b".")
-        time.sleep(30)
+        time.sleep(600)
         os._exit(0)
     try:
         os.read(here, 1)
@@ -125,7 +125,7 @@ import sys, time
 from sft_nb.runs.directory import reserve_name
 with reserve_name(sys.argv[1], "same"):
     print("held", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 
@@ -180,7 +180,7 @@ def test_a_run_whose_process_could_not_be_started_has_failed(run, monkeypatch):
 def test_the_process_that_holds_it_is_asked(run, bystander):
     training = holder(run)
     assert (run.state, run.owner()) == ("running", training.pid)
-    assert run.stop(timeout=20) == "stopped" and training.wait() == 0
+    assert run.stop(timeout=300) == "stopped" and training.wait() == 0
     assert run.status.stopped_by == "SIGTERM"
 
 
@@ -294,7 +294,7 @@ def test_another_users_training_is_left_alone(run, monkeypatch):
         m.setattr(psutil.Process, "send_signal", denied)
         with pytest.raises(ConfigError, match=f"process {training.pid} is training it and cannot be stopped from here"):
             run.stop()
-    assert training.poll() is None and run.stop(timeout=20) == "stopped"
+    assert training.poll() is None and run.stop(timeout=300) == "stopped"
     training.wait()
 
 
@@ -302,10 +302,10 @@ def test_a_process_that_is_being_prepared_is_stopped(run):
     record_launcher(run.path)
     run.set_status("starting")
     slow = ("import time; from sft_nb.runs.process import SignalListener; time.sleep(.2); "
-            "SignalListener().__enter__(); time.sleep(60)")
+            "SignalListener().__enter__(); time.sleep(600)")
     start(run.path, [sys.executable, "-c", slow], os.environ, listens=True)
     assert run.state == "starting"
-    assert run.stop(timeout=20) == "stopped" and run.status.stopped_by == "SIGTERM"
+    assert run.stop(timeout=300) == "stopped" and run.status.stopped_by == "SIGTERM"
 
 
 # --- another container
@@ -330,13 +330,13 @@ from sft_nb.base.report import ConfigError
 from sft_nb.runs.directory import Run
 run = Run(sys.argv[1])
 print(os.getpid(), run.state, run.owner())
-try: print(run.stop(timeout=5))
+try: print(run.stop(timeout=300))
 except ConfigError as e: print(e)
 """
 
 def stopped_in(container, run)->str:
     asked = [*container, sys.executable, "-c", STOP, run.path]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -345,7 +345,7 @@ def test_a_container_does_not_stop_what_is_trained_outside(run, container, bysta
     training = holder(run)
     said = stopped_in(container, run)
     assert "running" in said and "in another container is training it and cannot be stopped from here" in said
-    assert training.poll() is None and run.stop(timeout=20) == "stopped"
+    assert training.poll() is None and run.stop(timeout=300) == "stopped"
     training.wait()
 
 
@@ -357,7 +357,7 @@ def test_what_is_trained_in_a_container_is_not_stopped_from_outside(run, contain
     assert run.state == "running"
     training.kill()
     training.wait()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while run.state == "running" and time.monotonic() < deadline: time.sleep(.05)
     assert run.state == "killed"
 

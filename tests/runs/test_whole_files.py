@@ -10,8 +10,10 @@ from unittest.mock import patch
 import pytest
 
 from sft_nb.config.load import load_config
+from sft_nb.base import files
 from sft_nb.base.files import atomic_folder, remove_temporaries, write_atomically
 from sft_nb.base.report import ConfigError, Report
+from sft_nb.panels.run_state import RunState
 from sft_nb.runs import metrics
 from sft_nb.runs.directory import Run, create_run
 from sft_nb.runs.directory import list_runs
@@ -101,32 +103,76 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path):
 
 # --- lists
 
-BROKEN = {
-    "config.json": "{", "status.json": "[1]", "metrics.jsonl": "\x00\x00\n{\n", "guards.json": "[]",
-    "process.json": "{", "owner.json": "null", "eval/adapter.json": "{", "environment.json": ""}
+def pipe(file:Path)->None: os.mkfifo(file)
+def device(file:Path)->None: file.symlink_to("/dev/zero")
+def loop(file:Path)->None: file.symlink_to(file.name)
+def huge(file:Path)->None:
+    with file.open("wb") as f: f.truncate(20 * 2**30)
 
-@pytest.mark.parametrize("file", BROKEN)
-def test_a_run_with_a_broken_file_hides_no_other(tmp_path, file):
-    for name in ("good", "bad"):
-        run = create_run(load_config("demo", runs_dir=str(tmp_path), run_name=name))
+READ = ("config.json", "status.json", "metrics.jsonl", "guards.json", "eval/adapter.json")   # for the line of a run
+OTHERS = ("process.json", "owner.json", "progress.json", "lock", "samples.jsonl", "plan.json", "eval/scores.jsonl",
+          "adapter/checkpoint.json", "checkpoints/checkpoint-3/checkpoint.json", "log.txt")
+DIGITS = "9" * 5000
+CONTENTS = [
+    ("config.json", "{"), ("config.json", '{"config": {"model": [1]}}'), ("config.json", '{"config": 3}'),
+    ("status.json", "[1]"), ("status.json", '{"step": 1e999}'), ("status.json", '{"step": %s}' % DIGITS),
+    ("status.json", '{"step": true}'), ("status.json", '{"state": ["x"]}'), ("status.json", '{"reason": {}}'),
+    ("metrics.jsonl", "\0\0\n{\n"), ("metrics.jsonl", '{"step": 1e999}\n'), ("metrics.jsonl", '{"step": "x"}\n'),
+    ("metrics.jsonl", '{"step": true, "loss": 1}\n'), ("metrics.jsonl", '{"step": -1, "loss": 1}\n'),
+    ("metrics.jsonl", '{"step": %s}\n' % DIGITS), ("metrics.jsonl", '{"step": %s}\n' % DIGITS[:400]),
+    *(("metrics.jsonl", '{"step": 1, "%s": %s}\n' % (name, value)) for name in ("loss", "seconds", "eval_loss")
+      for value in ("true", "null", "{}", "[1]", '"x"', DIGITS[:400])),
+    ("guards.json", "[]"), ("guards.json", '{"findings": [3]}'), ("guards.json", '{"findings": "x"}'),
+    *(("eval/adapter.json", '{"model": "base", "accuracy": %s}' % value) for value in ("1-1-1", "1e999"))]
+HARMLESS = [
+    ("process.json", "{"), ("owner.json", "null"), ("environment.json", ""), ("progress.json", '{"phase": {}}'),
+    ("progress.json", '{"phase": "training", "done": 1e999}'), ("progress.json", '{"phase": "x", "figures": [1]}'),
+    ("progress.json", '{"phase": "training", "done": 1, "of": 2, "seconds_left": "x"}'),
+    ("samples.jsonl", '{"step": 1, "answers": [3]}\n'), ("plan.json", '{"allocated": 1, "device": 3}'),
+    ("plan.json", '{"allocated": "x", "device": {"gib": "x"}}'),
+    ("eval/scores.jsonl", '{"checkpoint": "adapter", "figure": "f1", "rows": "x", "value": %s}\n' % DIGITS[:400])]
+BROKEN = [*((name, make, name in READ) for make in (pipe, device, loop, huge, Path.mkdir) for name in (*READ, *OTHERS)),
+          *((*case, True) for case in CONTENTS), *((*case, False) for case in HARMLESS)]
+
+@pytest.mark.parametrize("name,damage,is_said", BROKEN)
+def test_a_run_with_a_broken_file_hides_no_other(tmp_path, name, damage, is_said):
+    "neither in a list nor in a panel, and the line of the run names the file"
+    for run_name in ("good", "bad"):
+        run = create_run(load_config("demo", runs_dir=str(tmp_path), run_name=run_name))
         run.record(dict(step=3, loss=1.5, seconds=2.))
-        run.set_status("finished" if name == "good" else "running", step=3)
-    (run.path/file).parent.mkdir(exist_ok=True)
-    (run.path/file).write_bytes(BROKEN[file].encode())
+        run.set_status("finished" if run_name == "good" else "running", step=3)
+    file = run.path/name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    if callable(damage): damage(file)
+    else: file.write_text(damage)
     (tmp_path/".half-1.new").mkdir()
-    table = list_runs(tmp_path).set_index("run")
-    assert list(table.index) == ["good", "bad"] and table.state["good"] == "finished" and table.loss["good"] == 1.5
-    assert table.state["bad"] in ("killed", "failed")
+    for table in (list_runs(tmp_path), list_runs(tmp_path, only=("good", "bad"))):
+        table = table.set_index("run")
+        assert {*table.index} == {"good", "bad"} and table.state["good"] == "finished" and table.loss["good"] == 1.5
+        assert table.state["bad"] in ("killed", "failed", "running", "new")
+        assert table.damage["good"] == "" and (name in table.damage["bad"] + table.reason["bad"]) == is_said
+
+    panels = [lambda: RunState([run.path.parent/"good", run])]
+    if name != "config.json": panels += [lambda: RunState(run), lambda: RunState([run, run.path.parent/"good"])]
+    for make in panels:
+        state = make()
+        json.dumps(state.to_dict())
+        drawn = state.html()
+        assert state.charts() or state.run.name == "bad"
+        if is_said and name == "metrics.jsonl" and callable(damage): assert "bad/metrics.jsonl: " in drawn
+    json.dumps(run.to_dict())
+    assert run._repr_html_() and len(run.log()) <= 2**20
 
 
 def test_a_run_that_may_not_be_read_hides_no_other(tmp_path):
     for name in ("good", "bad"): create_run(load_config("demo", runs_dir=str(tmp_path), run_name=name))
-    read = Path.read_bytes
-    def denied(path):
+    read = files.open_regular
+    def denied(path, **how):
         if path.parent.name == "bad": raise PermissionError(13, "Permission denied")
-        return read(path)
-    with patch.object(Path, "read_bytes", denied): table = list_runs(tmp_path).set_index("run")
-    assert table.reason["bad"] == "config.json cannot be read" and table.model["good"] == "tiny"
+        return read(path, **how)
+    with patch.object(files, "open_regular", denied): table = list_runs(tmp_path).set_index("run")
+    assert table.damage["bad"].startswith("config.json: Permission denied") and table.model["good"] == "tiny"
 
 
 def test_figures_are_those_of_the_lines(tmp_path):

@@ -12,7 +12,7 @@ import yaml
 from sft_nb.config.load import load_config, table
 from sft_nb.base.report import ConfigError, SftError
 from sft_nb.config.settings import ALIASES, defaults
-from sft_nb.extras.meanings import FileSettings, Meaning
+from sft_nb.extras.meanings import FileSettings, Meaning, read_toml
 from sft_nb.extras.other_tools import FOREIGN, foreign_keys, TOOLS, translate_setting, VALUES
 
 PUBLISHED = Path(os.environ.get("SFT_NB_SHARED", Path(__file__).parents[3]/"shared"))/"foreign_configs"
@@ -862,3 +862,14 @@ def test_trls_split_of_one_file(tmp_path):
                   eval_strategy="steps")
     with pytest.raises(ConfigError, match="test; one file has no other split") as e: load(tmp_path, yaml.dump(theirs))
     assert "eval_fraction" in str(e.value.fix)
+
+
+def test_values_of_a_tools_file_are_those_of_settings():
+    "Lists are tuples, as in every setting, and null is None"
+    def parts(v):
+        yield v
+        if isinstance(v, dict): v = v.values()
+        if not isinstance(v, (str, bool, int, float, type(None))): yield from (part for one in v for part in parts(one))
+    found = [one for tool in TOOLS for one in parts(read_toml(tool))]
+    assert any(isinstance(one, tuple) for one in found) and not any(isinstance(one, list) for one in found)
+    assert None in found and "null" not in found

@@ -6,6 +6,7 @@ import pytest
 from sft_nb.config.load import load_config
 from sft_nb.base.report import ConfigError, SftError
 from sft_nb.extras.proposals import propose_fields
+from sft_nb.rows.column_names import value_at
 from sft_nb.tokens.prepare import prepare
 
 ROWS = [dict(prompt=f"say {k}", completion=f"bad {k}", completion_clean=f"good {k}") for k in range(6)]
@@ -114,3 +115,9 @@ def test_a_split_of_a_file(tmp_path):
 @pytest.mark.parametrize("way", [{}, dict(eval_fraction=.2), dict(eval_rows=3)])
 def test_no_rows_at_all(way):
     with pytest.raises(SftError, match="there are none: it is empty"): prepare(settings(**way), train=[])
+
+
+def test_a_path_with_a_mark_too_many_names_nothing():
+    row = dict(a=dict(b=[1, 2]))
+    assert [value_at(row, path) for path in ("a.b", "a.b[1]")] == [[1, 2], 2]
+    assert [value_at(row, path) for path in ("a.b]", "a..b", "a.b[x]", "a.b[1")] == [None] * 4

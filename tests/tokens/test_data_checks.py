@@ -50,6 +50,11 @@ def test_answers_cut_at_a_number_of_tokens(tokenizer):
     assert "they were cut" in found["train_cut_answers"]
 
 
+def test_texts_have_no_prompt_that_they_could_contradict(tokenizer):
+    found = findings([dict(text=f"no {k}") for k in range(60)], tokenizer)
+    assert not found.keys() & {"train_contradictions", "train_same_prompt"}
+
+
 def test_one_prompt_with_contradictory_answers(tokenizer):
     capital = [dict(question="Capital of France?", answer=name) for name in ("Paris", "Lyon", "Paris")]
     found = findings(rows(clean) + capital, tokenizer)
@@ -68,10 +73,12 @@ def test_leaks_are_found_through_case_blanks_and_punctuation(tokenizer):
     same = [dict(question=f"what  is {k}.5 plus 2, and WHY", answer=clean(k)) for k in range(3)]
     other = [dict(question=f"what is {k}5 plus 2, and WHY", answer=clean(k)) for k in range(3)]
     found = findings(train, tokenizer, [*same, *other])
-    assert found["held_out"].startswith("3 held-out prompts are training prompts too, 3 of them but for case")
+    assert found["held_out"].startswith("3 held-out prompts are training prompts too, but for case")
+    found = findings(train, tokenizer, [*same, train[9]])
+    assert found["held_out"].startswith("4 held-out prompts are training prompts too, 3 of them but for case")
     assert "held_out" not in findings(train, tokenizer, other)
     texts = [[dict(text=t) for t in side] for side in (["One river moves.", "Two stones."], ["one  river, moves"])]
-    assert "1 of them but for case" in findings(texts[0], tokenizer, texts[1])["held_out"]
+    assert "too, but for case" in findings(texts[0], tokenizer, texts[1])["held_out"]
 
 
 def test_the_same_in_worker_processes(tokenizer, monkeypatch):
@@ -104,3 +111,10 @@ def test_a_paragraph_names_what_is_learned(train, settings, expected, tokenizer)
     assert report.summary == expected
     assert expected.split(".")[0] in str(report) and report.to_dict()["facts"]["rows"] == 2
     assert "Learned: " in report._repr_html_()
+
+
+def test_the_paragraph_tells_that_only_some_of_the_held_out_rows_are_used(tokenizer):
+    def summary(n): return prepare(load_config(task="chat", eval_fraction=.5, eval_samples=n), tokenizer,
+                                   train=rows(clean)).report.summary
+    assert ". Held out: the first 2 rows (eval_samples); any others are not used. " in summary(2)
+    assert "Held out" not in summary(1000)

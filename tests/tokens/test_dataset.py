@@ -231,3 +231,10 @@ def test_a_template_with_a_system_prompt_of_its_own_is_named(tmp_path):
     assert "where there is none, the chat template writes 'Be kind.'" in prepare(cfg, train=rows).report.summary
     told = [dict(messages=[dict(role="system", content="Be short."), *row["messages"]]) for row in rows]
     assert prepare(cfg, train=told).report.summary.endswith("System prompt: 'Be short.'.")
+
+
+def test_empty_answers_among_others_are_counted(tokenizer):
+    def talk(*answers): return dict(messages=[m for text in answers for m in (
+        dict(role="user", content="?"), dict(role="assistant", content=text))])
+    rows = [talk("", "a"), talk("", "", "b"), talk("c", "d", "e", "f")]
+    assert finding(prepare(no_eval(task="chat"), tokenizer, train=rows), "train_empty").says.startswith("3 answers are")

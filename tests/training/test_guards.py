@@ -8,7 +8,7 @@ from learner import notes, small, small_qlora, weights
 from sft_nb.model.generation import Generation
 from sft_nb.runs.environment import environment
 from sft_nb.training import guards as guarding   # the module
-from sft_nb.training.guards import SampleProbe
+from sft_nb.training.guards import loss_is_flat, SampleProbe, unchanged_weights, worse_than_before
 from sft_nb.training.train import resume, train
 
 DECODING = "sft_nb.training.guards.continue_tokens"
@@ -97,6 +97,29 @@ def test_a_loss_that_ends_above_its_start(tmp_path):
     finding = notes(run)["worse_than_before"]
     assert finding.status == "warn" and "worse than before training" in finding.says
     assert finding.fix.says("shell").startswith("a lower --learning-rate")
+
+
+def test_a_loss_counts_as_worse_from_two_standard_errors_on():
+    "The quarters vary by .1 around their means: standard errors of .1 / 2**.5, so .1 of their difference"
+    def quarters(first, last): return [first - .1, first + .1, *[3.] * 4, last - .1, last + .1]
+    assert worse_than_before(quarters(1.1, 1.3)) == []                              # 1.01 * 1.1 + 2 * .1 = 1.311
+    for last in (1.33, 1.6): assert [f.check for f in worse_than_before(quarters(1.1, last))] == ["worse_than_before"]
+    assert worse_than_before([1.]) == [] and worse_than_before([1., 1.4]) == []    # single values vary by themselves
+    assert worse_than_before([1., 1.6])
+
+
+def test_more_than_a_quarter_of_the_tensors_must_not_stay():
+    before = torch.zeros(8)
+    def moved(n): return unchanged_weights(before, torch.arange(8) < n, 20)
+    assert moved(8) == moved(6) == []
+    assert [f.check for f in moved(5)] == ["some_do_not_move"] and "3 of 8" in moved(5)[0].says
+    assert [f.check for f in moved(0)] == ["nothing_moves"]
+
+
+def test_a_loss_is_flat_if_it_falls_by_less_than_half_a_percent():
+    def falling(last, n=21): return loss_is_flat([1.] * (n // 3) + [2.] * (n // 3) + [last] * (n - n // 3 * 2))
+    assert falling(.994) == [] and [f.check for f in falling(.996)] == ["flat_loss"]
+    assert falling(1., n=18) == []   # fewer than 20 lines
 
 
 def test_the_guards_are_silent_in_a_good_run(trained):

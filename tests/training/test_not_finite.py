@@ -4,10 +4,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from learner import assert_same, curve, notes, small
+from learner import assert_same, curve, killed_at_eight, notes, small
 from transformers import TrainerCallback
 
 from sft_nb.base.report import edit, SftError
+from sft_nb.cli import main
+from sft_nb.runs.checkpoint import write_checksums
 from sft_nb.runs.directory import Run
 from sft_nb.tokens.prepare import prepare
 from sft_nb.training import guards
@@ -122,7 +124,7 @@ def test_weights_that_become_nan_are_never_saved(tmp_path):
     few = dict(max_steps=4, save_steps=2, eval_samples=4, eval_steps=4)
     for name, at, how in (("last", 4, {}), ("late", 3, dict(on_nan="skip"))):
         says = (f"step {at}: an earlier step has made the weights NaN or infinite, the first in .*lora_A.*; "
-                "finite weights, as in checkpoint-2. Fix: resume.*learning_rate=")
+                "finite numbers, as in checkpoint-2. Fix: resume.*learning_rate=")
         with pytest.raises(SftError, match=says):
             train(small(tmp_path, run_name=name, **few | how), callbacks=[BreaksWeights(at)])
         run = Run(tmp_path/name)
@@ -139,3 +141,62 @@ def test_the_best_checkpoint_is_kept_when_the_last_step_breaks_the_weights(tmp_p
         train(small(tmp_path, run_name="best", **how), callbacks=[BreaksWeights(4)])
     result, best = (Run(tmp_path/"best").path/f for f in ("adapter", "checkpoints/checkpoint-2"))
     assert (result/"adapter_model.safetensors").read_bytes() == (best/"adapter_model.safetensors").read_bytes()
+
+
+# --- the optimiser's state
+
+class SetsState(TrainerCallback):
+    "A part of the optimiser's state is `value` after step `at`"
+    def __init__(self, at:int, part:str, value:float): self.at, self.part, self.value = at, part, value
+    def on_step_end(self, args, state, control, optimizer=None, **kwargs):
+        if state.global_step != self.at: return
+        for parameter in optimizer.state.values(): parameter[self.part].fill_(self.value)
+
+
+@pytest.mark.parametrize("part, value", [("exp_avg", NAN), ("exp_avg_sq", float("inf"))])
+def test_a_state_that_is_not_finite_is_not_sealed(tmp_path, undisturbed, part, value):
+    says = (f"step 6: an earlier step has made the optimiser's state NaN or infinite, the first in {part} of .*lora_A.*"
+            "; finite numbers, as in checkpoint-3. Fix: resume\\(.*nan.\\), or train.*learning_rate=")
+    with pytest.raises(SftError, match=says):
+        train(small(tmp_path, run_name="nan"), callbacks=[SetsState(6, part, value)])
+    run = Run(tmp_path/"nan")
+    assert [p.name for p in run.checkpoints()] == ["checkpoint-3"]
+    assert_same(resume(run), undisturbed)
+
+
+def test_a_checkpoint_with_such_a_state_names_the_one_before(tmp_path, undisturbed, capsys):
+    "as an earlier version sealed it"
+    run = killed_at_eight(tmp_path, undisturbed)
+    newest = run.path/"checkpoints/checkpoint-6"
+    saved = torch.load(newest/"optimizer.pt")
+    saved["state"][0]["exp_avg"].fill_(NAN)
+    torch.save(saved, newest/"optimizer.pt")
+    write_checksums(newest)
+    for _ in range(2):
+        with pytest.raises(SftError, match="step 6: .*optimiser's state NaN.*as in checkpoint-3"): resume(run)
+    assert run.status.fix.says("shell").startswith(f"sft_nb train --resume {run.path} --from checkpoint-3, or ")
+    assert main(["train", "--resume", str(run.path), "--from", "checkpoint-4"]) == 2
+    assert "there is no complete checkpoint-4 in it; one of checkpoint-3, checkpoint-6" in capsys.readouterr().err
+    assert main(["train", "--config", "demo", "--from", "checkpoint-4"]) == 2
+    assert "--from: it is given without --resume" in capsys.readouterr().err
+    assert main(["train", "--resume", str(run.path), "--from", "checkpoint-3"]) == 0
+    assert "1 later checkpoint is removed" in capsys.readouterr().out
+    assert_same(run, undisturbed)
+    assert sorted(p.name for p in (run.path/"checkpoints").iterdir()) == [f"checkpoint-{n}" for n in (10, 3, 6, 9)]
+
+
+def test_a_first_step_of_a_resume_that_is_not_finite_names_the_checkpoint_before(tmp_path, undisturbed):
+    run = killed_at_eight(tmp_path, undisturbed)
+    with not_finite(7), pytest.raises(SftError, match="step 7: the loss is not finite") as e: resume(run)
+    assert str(e.value.fix).startswith(f'resume("{run.path}", checkpoint="checkpoint-3"), or ')
+    with not_finite(9), pytest.raises(SftError) as e: resume(run)   # not what the checkpoint led to
+    assert "checkpoint=" not in str(e.value.fix)
+    assert_same(resume(run, checkpoint=3), undisturbed)
+
+
+def test_weights_that_stop_moving_after_a_checkpoint(tmp_path):
+    "compared with those of the last checkpoint: since the start they have moved"
+    cfg = small(tmp_path, max_steps=46, save_steps=22, num_train_epochs=9, weight_decay=0.)
+    run = train(cfg, callbacks=[SetsState(22, "exp_avg_sq", 1e38)])
+    found = notes(run)["nothing_moves"]
+    assert (found.step, found.status) == (44, "fail") and found.says.startswith("in the last 22 steps not one of ")

@@ -33,7 +33,7 @@ def test_a_launched_run_trains_the_rows_that_were_checked_and_checks_them_once(t
     data = prepare(cfg, train=SUMS[:60], eval=SUMS[60:])
     made, checked = plan(cfg, data), preflight(cfg, data)
     run = launch(cfg, data)
-    assert run.wait(timeout=300) == "finished"
+    assert run.wait(timeout=1200) == "finished"
     report = json.loads((run.path/"data.json").read_text())
     assert report["figures"]["train"]["rows_read"] == 60
     assert report["figures"]["train"]["fingerprint"] == data.train.fingerprint
@@ -95,7 +95,7 @@ def test_rows_that_change_between_preparation_and_launch_are_refused(tmp_path):
     data = prepare(cfg)
     file.write_text("\n".join(map(json.dumps, SUMS[:32])))
     run = launch(cfg, data)
-    with pytest.raises(SftError, match="have changed since the run started"): run.wait(timeout=300)
+    with pytest.raises(SftError, match="have changed since the run started"): run.wait(timeout=1200)
 
 
 def test_renamed_columns_and_handed_over_rows(tmp_path):

@@ -97,6 +97,14 @@ def test_a_notebook_has_one_place_and_nothing_red(monkeypatch, capsys):
     assert capsys.readouterr() == ("sft_nb: a sentence\n", "")
 
 
+def test_the_first_answers_of_a_batch_tell_nothing_about_the_time_left():
+    with Phase("generating", 100, batch=32) as phase:
+        phase.update(1)
+        assert phase.progress.seconds_left is None
+        phase.update(32)
+        assert phase.progress.seconds_left is not None
+
+
 @pytest.mark.parametrize("variable, kernel, seen", [("1", True, ""), ("", True, "notebook"), ("", False, "")])
 def test_who_looks_on(monkeypatch, variable, kernel, seen):
     monkeypatch.setenv("TQDM_DISABLE", variable)

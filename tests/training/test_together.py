@@ -65,7 +65,7 @@ def divided(name, folder):
     return str(folder/"ds.json")
 
 
-def until(true, seconds=120):
+def until(true, seconds=1200):
     end = time.monotonic() + seconds
     while not true() and time.monotonic() < end: time.sleep(.05)
     assert true()
@@ -87,7 +87,7 @@ def run_all(commands, more=({},)):
     "Run commands at the same time, each with its environment; until all have ended"
     how = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     started = [subprocess.Popen(command, env=os.environ | env, **how) for command, env in zip(commands, more)]
-    said = [p.communicate(timeout=240)[0] for p in started]
+    said = [p.communicate(timeout=1200)[0] for p in started]
     return [subprocess.CompletedProcess(p.args, p.returncode, out) for p, out in zip(started, said)]
 
 
@@ -98,7 +98,7 @@ def killed_and_resumed(cfg)->Run:
     os.kill(run.owner(), signal.SIGKILL)
     until(lambda: run.launched() is None)
     assert run.state in ("killed", "failed") and run.checkpoints(), run.log()   # the other one may say what it lost
-    assert run.resume().wait(timeout=240) == "finished", run.log()
+    assert run.resume().wait(timeout=1200) == "finished", run.log()
     return run
 
 
@@ -112,13 +112,13 @@ def test_gradients_that_zero2_divides_are_learned_as_in_one_process(tmp_path, al
 def test_weights_that_zero3_divides_are_learned_as_in_one_process(tmp_path, alone):
     "And byte for byte the same if it is killed after its first checkpoint and resumed"
     whole = launch(small(tmp_path, deepspeed=divided("zero3", tmp_path), preflight=True))
-    assert whole.wait(timeout=240) == "finished", whole.log()
+    assert whole.wait(timeout=1200) == "finished", whole.log()
     same(whole, alone)
     run = Run(shutil.copytree(whole.path, tmp_path/"killed"))
     assert [p.name for p in run.checkpoints()] == ["checkpoint-2", "checkpoint-4"]
     for folder in (run.checkpoints()[-1], run.adapter): shutil.rmtree(folder)
     run.set_status("killed", step=3)
-    assert run.resume().wait(timeout=240) == "finished", run.log()
+    assert run.resume().wait(timeout=1200) == "finished", run.log()
     assert values(run, "loss") == values(whole, "loss") and weights(run) == weights(whole)
 
 
@@ -139,7 +139,7 @@ def test_full_training_whose_rows_are_shared_too(tmp_path):
     how = dict(method="full", per_device_train_batch_size=8)
     whole = train(small(tmp_path, run_name="one", num_processes=1, **how))
     run = launch(small(tmp_path, run_name="two", fsdp=True, sequence_parallel_size=2, **how))
-    assert run.wait(timeout=240) == "finished", run.log()
+    assert run.wait(timeout=1200) == "finished", run.log()
     same(run, whole)
     mine, theirs = (load_file(r.path/"adapter/model.safetensors") for r in (run, whole))
     assert mine.keys() == theirs.keys() and all(torch.allclose(mine[n], theirs[n], atol=1e-5) for n in mine)
@@ -158,14 +158,14 @@ def test_one_process_goes_on_with_what_two_began(tmp_path):
     rows = dict(max_samples=41, logging_steps=2)   # 32 of them are trained
     whole = train(small(tmp_path, run_name="one", num_processes=1, per_device_train_batch_size=8, **rows))
     run = launch(small(tmp_path, run_name="two", fsdp=True, max_time=0., **rows))
-    assert run.wait(timeout=240) == "stopped" and run.step == 1, run.log()
+    assert run.wait(timeout=1200) == "stopped" and run.step == 1, run.log()
     resume(run, num_processes=1)
     assert (run.state, run.config.gradient_accumulation_steps, run.config.fsdp) == ("finished", 4, False)
     same(run, whole)
     more = small(tmp_path, run_name="more", num_processes=1, gradient_accumulation_steps=4, max_time=0., **rows)
     run = train(more)
     assert run.state == "stopped"
-    assert run.resume(num_processes=2).wait(timeout=240) == "finished", run.log()
+    assert run.resume(num_processes=2).wait(timeout=1200) == "finished", run.log()
     assert run.config.num_processes == 2
     same(run, whole)
 
@@ -220,7 +220,7 @@ def test_weights_that_become_nan_end_a_training_of_two_processes_with_the_last_g
     run = Run(tmp_path/"nan")
     assert done[0].returncode == 1 and run.status.state == "failed", done[0].stdout
     assert "an earlier step has made the weights NaN or infinite, the first in " in run.status.reason
-    assert "finite weights, as in checkpoint-2" in run.status.reason and "row" not in run.status.reason
+    assert "finite numbers, as in checkpoint-2" in run.status.reason and "row" not in run.status.reason
     assert [p.name for p in run.checkpoints()] == ["checkpoint-2"] and not run.adapter.exists()
     assert "--resume" in run.status.fix.says("shell")
 
