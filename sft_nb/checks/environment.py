@@ -183,7 +183,8 @@ def last_answer_lengths(
     "Numbers of tokens in the last answers"
     rows = [row for side in (data.train, data.eval) if side is not None
             for row in side.tokens.select(range(min(n, len(side.tokens))))]
-    return sorted(sum(1 for _ in takewhile(lambda label: label != -100, reversed(row["labels"]))) for row in rows)
+    return sorted(sum(1 for _ in takewhile(lambda label: label != -100, reversed(row["labels"])))
+                  for row in rows if -100 in row["labels"])   # else the prompt is learned too
 
 @check("plan")
 def check_usual(
@@ -194,7 +195,7 @@ def check_usual(
     "settings have values that are meant"
     width, limit = getattr(text_config(shape), "hidden_size", None) or lora_r, position_limit(shape)
     answers, longest_row = last_answer_lengths(data), int(data.train.lengths.max())
-    answer = answers[len(answers) * 9 // 10]   # longer than most
+    answer = answers[len(answers) * 9 // 10] if answers else 0   # longer than most
     found = {}   # setting -> what is unusual about it, and a usual value
     if method != "full" and lora_r > max(width, 64):
         found["lora_r"] = f"{lora_r:,}, and the model is {width:,} wide: more than full rank; usual are 8 to 64", 16
