@@ -190,7 +190,8 @@ def last_answer_lengths(
 def check_usual(
     data:Data, shape, extent:Extent,
     *, lora_r:int, lora_dropout:float, weight_decay:float, max_length:int, max_new_tokens:int, method:str,
-    num_train_epochs:float, max_steps:int, save_steps:int|float|str, eval_steps:int|float|str|None,   # settings
+    num_train_epochs:float, max_steps:int, save_steps:int|float|str, eval_steps:int|float|str|None,
+    train_on_prompt:bool|str,   # settings
 )->list[Finding]|None:
     "settings have values that are meant"
     width, limit = getattr(text_config(shape), "hidden_size", None) or lora_r, position_limit(shape)
@@ -205,7 +206,7 @@ def check_usual(
     if limit and max_length > 4 * limit:
         positions = f"the model has positions for {limit:,} tokens"
         found["max_length"] = f"{max_length:,}; {positions}, and the longest row has {longest_row:,}", limit
-    if 4 * max_new_tokens < answer and not is_default("max_new_tokens", max_new_tokens):
+    if not train_on_prompt and 4 * max_new_tokens < answer and not is_default("max_new_tokens", max_new_tokens):
         cut = f"answers have up to {answer:,} tokens: what is generated is cut off"
         found["max_new_tokens"] = f"{max_new_tokens:,}, and {cut}", max(64, 2 * answer)
     if max_steps < 1 and 0 < num_train_epochs < .01:
