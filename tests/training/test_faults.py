@@ -128,6 +128,16 @@ def test_answers_are_kept_in_memory_although_the_disk_is_full(tmp_path, capfd):
     assert capfd.readouterr().err.count("answers.jsonl cannot be written (No space left") == 1   # not for each
 
 
+def test_a_directory_that_is_renamed_while_it_is_trained(tmp_path, undisturbed):
+    class Renames(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 4: (tmp_path/"old").rename(tmp_path/"new")
+    with pytest.raises(SftError, match="resume it under its new name"):
+        train(small(tmp_path, run_name="old"), callbacks=[Renames()])
+    assert not (tmp_path/"old").exists()
+    assert_same(resume(Run(tmp_path/"new")), undisturbed)
+
+
 # --- what was learned until an error
 
 class Fails(TrainerCallback):
