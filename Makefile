@@ -41,6 +41,7 @@ endif
 soak: $(READY)          ## what takes hours: every page executed, 200 kills, every two values of 21 settings
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -q -m soak
 	$(BIN)/python scripts/soak.py --kills 200
+	$(BIN)/python scripts/soak.py --kills 60 --moments training
 	$(BIN)/python scripts/pairs.py
 
 real: $(READY)          ## a pretrained model and real rows: all of tests/real, and the jobs of benchmarks/real.py

@@ -340,12 +340,13 @@ def targets(fault:Fault, records:Records)->list[list[str]]:
         seconds += found[test]
         if chosen and seconds > SECONDS_OF_A_FAULT: break
         chosen.append(test)
-    changed = [[name] for name in importing(module) if not records.is_current(name)]   # it may have new tests
+    changed = [name for name in importing(module) if not records.is_current(name)]   # it may have new tests
+    if not is_imported: changed = importing(module)   # what importing executes is not recorded
     named = [test for test in chosen if is_named(test)]
     others = [test for test in chosen if not is_named(test)]
     first = [test for test in others if found[test] < 1][:20]   # a fault is often caught by the quickest ones
     rest = [test for test in others if test not in first]
-    return [g for g in (named, first, *books, rest, *changed) if g]
+    return [g for g in (named, first, *books, rest, *([name] for name in changed)) if g]
 
 
 def notebook_of(module:str)->Path|None:

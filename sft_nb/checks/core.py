@@ -6,7 +6,7 @@
 __all__ = ['GROUPS', 'CHECKS', 'check', 'all_checks', 'error_finding', 'describe_part', 'run_check']
 
 # %% ../../nbs/09_checks/00_core.ipynb #adb68ba7
-import functools, inspect
+import functools
 from dataclasses import replace
 from inspect import signature
 from typing import Callable
@@ -24,8 +24,8 @@ def check(
     "Register `check_name` as `group.name`, the name of its findings; ValueError for an unknown group"
     if group not in GROUPS: raise ValueError(f"no group {group!r}: one of {', '.join(GROUPS)}")
     def enter(f):
-        name, by_keyword = f.__name__.removeprefix("check_"), inspect.Parameter.KEYWORD_ONLY
-        defaults = {p.name: SETTINGS[p.name].default for p in signature(f).parameters.values() if p.kind is by_keyword}
+        name, parameters = f.__name__.removeprefix("check_"), signature(f).parameters.values()
+        defaults = {p.name: SETTINGS[p.name].default for p in parameters if p.kind is p.KEYWORD_ONLY}
         @functools.wraps(f)
         def named(*args, **settings):
             found = f(*args, **defaults | settings)

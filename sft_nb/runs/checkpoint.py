@@ -115,10 +115,15 @@ def cannot_write(
     "The error for a checkpoint that could not be written; only a full disk is called one"
     disk = next(p for p in (target, *target.parents) if p.exists())
     free = shutil.disk_usage(disk).free
-    number, text = getattr(error, "errno", None), str(error).lower()
-    full = number in _FULL or free < 2**20 or any(words in text for words in _IN_WORDS)
-    if full: wanted = f"a disk with room for it ({free / 2**20:,.0f} MiB are free)"
-    else: wanted = "a folder that you can write to" if number in _MAY_NOT else "nothing else in its place"
+    first, text = error, str(error).lower()
+    while not isinstance(first, OSError) and first.__context__: first = first.__context__   # torch raises another one
+    number = getattr(first, "errno", None)
+    if number in _MAY_NOT or any(words in text for words in ("os error 13", "os error 30")):
+        wanted = "a folder that you can write to"
+    elif number == errno.EFBIG: wanted = "files that may be as large (ulimit -f)"
+    elif number in _FULL or free < 2**20 or any(words in text for words in _IN_WORDS):
+        wanted = f"a disk with room for it ({free / 2**20:,.0f} MiB are free)"
+    else: wanted = "nothing else in its place"
     why = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
     found, expected = f"it could not be written ({why})", f"{wanted}; earlier saves are unchanged"
     return SftError(target.name, found, expected, fix)
@@ -265,7 +270,7 @@ def unscored_steps(
     folder:Path,   # runs/NAME/checkpoints
 )->set[int]:
     "Steps of the checkpoints that a follower has yet to score; empty without a follower"
-    try: since = time.time() - (folder.parent/_FOLLOWED).stat().st_mtime
+    try: since = abs(time.time() - (folder.parent/_FOLLOWED).stat().st_mtime)   # a clock may be set back
     except OSError: return set()
     if since > _GONE_AFTER: return set()
     scored = {l["checkpoint"] for l in _read_scores(folder.parent)}

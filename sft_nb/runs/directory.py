@@ -164,6 +164,8 @@ def check_free(
 )->None:
     "ConfigError if a name is in use, or none; `SftError` for a file system without locks"
     root = Path(runs_dir).absolute()
+    if is_denied(root, writes=True):
+        raise denied_error(f"run directory {root}", root, "change", edit(runs_dir="another/folder"))
     if why := why_no_locks(root): raise _no_locks_error(root, why)
     if not name: return
     check_name(name)

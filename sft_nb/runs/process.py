@@ -185,7 +185,7 @@ def reserve(
     finally:
         if handle is not None:
             _RESERVED.discard(path)
-            file.unlink(missing_ok=True)
+            with suppress(OSError): file.unlink(missing_ok=True)   # it must not hide the error of the work inside
             _close_lock(handle)
         for folder in made:   # a refused run leaves nothing behind
             try: folder.rmdir()
@@ -197,7 +197,7 @@ def why_no_locks(
 )->str:            # empty: files in it can be locked, or it is not writable at all
     "The reason why the file system cannot lock a file"
     there = next(p for p in (folder, *folder.absolute().parents) if p.is_dir())
-    try: file = tempfile.NamedTemporaryFile(dir=there, prefix=".lock-")
+    try: file = tempfile.NamedTemporaryFile(dir=there, prefix=".lock-", suffix=".new")
     except OSError: return ""
     with file:
         try: os.close(try_lock(Path(file.name)))
@@ -293,7 +293,7 @@ def is_starting(
     if was is None: return False
     if started_process(folder) is not None: return True
     if was.is_alive is False: return False
-    return time.time() - file.stat().st_mtime < _SOON   # announced, or running where we cannot see it
+    return abs(time.time() - file.stat().st_mtime) < _SOON   # announced, or running where we cannot see it
 
 # %% ../../nbs/10_runs/05_process.ipynb #prc00020
 def is_trained(

@@ -17,7 +17,7 @@ from fastcore.basics import patch
 from transformers import TrainerCallback
 
 from ..base.credentials import redact
-from ..base.progress import Phase, log
+from ..base.progress import log, log_disk_error, Phase
 from ..base.files import read_json_object, write_atomically
 from ..base.report import Finding, Report, SftError, command, edit, fail, error_summary, ok, warn
 from ..rows.thoughts import answer_of, without_thought
@@ -31,7 +31,7 @@ from ..model.load import broken_weights
 from ..model.loss import batch_loss
 from ..model.generation import Generation, continue_tokens
 from ..workbench import Workbench
-from ..runs.metrics import append_line, cut_lines
+from ..runs.metrics import append_line, cut_lines, last_line
 from ..runs.directory import Run
 from ..runs.distributed import is_main_process
 from .recorder import loss_per_answer, Stop, StopRequest
@@ -320,7 +320,9 @@ def note(self:Guards, finding:Finding, step:int)->None:
     self._save_notes()
 
 @patch
-def _save_notes(self:Guards)->None: Report("guards", {}, [*self.notes.values()]).save(self.run.path/"guards.json")
+def _save_notes(self:Guards)->None:
+    file = self.run.path/"guards.json"
+    with log_disk_error(file): Report("guards", {}, [*self.notes.values()]).save(file)
 
 @patch
 def report_and_stop(self:Guards, found:list[Finding], step:int)->None:
@@ -335,7 +337,9 @@ def on_train_begin(self:Guards, args, state, control, model=None, **kwargs):
     self.last, self.compared = self.first, self.began
     if not is_main_process(): return
     if state.global_step: self.losses = [line["loss"] for line in self.run.metrics() if "loss" in line]   # resumed
-    if (self.run.path/"samples.jsonl").exists(): cut_lines(self.run.path/"samples.jsonl", state.global_step)
+    samples = self.run.path/"samples.jsonl"
+    if samples.exists(): cut_lines(samples, state.global_step)
+    self.sampled = last_line(samples).get("step", -1)
     if state.global_step == 0 and self.bench.alone: self._write_receipt()
     elif noted := _report_there(self.run.path/"guards.json"): self.notes = {f.check: f for f in noted.findings}
 
@@ -440,7 +444,9 @@ def _keep_answers(self:Guards, step:int)->None:
     "Add a line to samples.jsonl: what is asked and what is answered"
     prompts = [redact(self.probe.tokenizer.decode(prompt)) for prompt in self.probe.prompts]
     answers = [dict(asked=q, text=redact(a.text), ended=a.ended) for q, a in zip(prompts, self.probe.answers)]
-    if answers: append_line(self.run.path/"samples.jsonl", dict(step=step, answers=answers))
+    file = self.run.path/"samples.jsonl"
+    with log_disk_error(file):
+        if answers: append_line(file, dict(step=step, answers=answers))
 
 @patch
 def _forget(self:Guards, checks:set[str])->None:
@@ -458,7 +464,7 @@ def keep(self:Guards,
     "Save rows as the model saw them"
     file = self.run.path/f"rows-step-{step}.jsonl"
     lines = [json.dumps(self._as_seen(n), ensure_ascii=False) + "\n" for n in numbers[:64]]
-    write_atomically(file, "".join(lines))
+    with log_disk_error(file): write_atomically(file, "".join(lines))
     return file.name
 
 @patch
@@ -484,7 +490,8 @@ def _write_receipt(self:Guards)->None:
         if finding.status != "ok": self.note(finding, 0)
     made.figures["fingerprint_of_the_labels"] = bench.data.train.fingerprint
     made.figures["first_norm_of_what_is_trained"] = self.first.norm().item()
-    made.save(self.run.path/"receipt.json")
+    file = self.run.path/"receipt.json"
+    with log_disk_error(file): made.save(file)
 
 @patch
 def finish(self:Guards, model, steps:int)->None:
@@ -500,4 +507,4 @@ def finish(self:Guards, model, steps:int)->None:
     made.figures["last_norm_of_what_is_trained"] = weight_norms(model).norm().item()
     made.figures["steps"] = steps
     if isinstance(packages, dict): made.figures["versions"] = packages
-    made.save(file)
+    with log_disk_error(file): made.save(file)

@@ -60,12 +60,13 @@ def main(args:list[str]|None=None)->int:   # 0 finished or stopped, 1 failed
     load_env_files()
     with fix_language("shell"), SignalListener() as signals:
         try:
-            run, is_main = open_run(options.run, trust_remote_code=options.trust_remote_code), is_main_process()
+            is_main = is_main_process()
             try:
+                run = open_run(options.run, trust_remote_code=options.trust_remote_code)
                 from sft_nb.training.train import train_run, workbench_of_run
                 train_run(run, workbench_of_run(run, max_time=options.max_time))
             except KeyboardInterrupt as e:   # also while libraries are loading: this counts as a stop
-                signals.ignoring, by = True, getattr(e, "by", "Ctrl-C")
+                signals.ignoring, by, run = True, getattr(e, "by", "Ctrl-C"), Run(options.run)
                 if is_main and run.status.state == "starting":
                     run.set_status("stopped", reason=by, fix=resume_command(run), stopped_by=by)
             if is_main: print(f"{run.status.state} at step {run.status.step}", flush=True)

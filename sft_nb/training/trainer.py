@@ -215,11 +215,18 @@ def get_eval_dataloader(self:SupervisedTrainer, eval_dataset=None)->DataLoader:
 # %% ../../nbs/11_training/05_trainer.ipynb #t4000022
 @patch
 def get_batch_samples(self:SupervisedTrainer, *args, **kwargs):
-    "The micro-batches of the next step; their rows are remembered"
+    "The micro-batches of the next step, whose rows are remembered; none for a run that is resumed at its end"
+    if self.state.global_step >= self.state.max_steps: return [], None   # the parent would take one more step
     samples, n = super(SupervisedTrainer, self).get_batch_samples(*args, **kwargs)
     rows = [batch.pop("rows") for batch in samples]
     self.step = StepInProgress(rows, counted_before=len(self.counted), balanced_before=len(self.balances))
     return samples, n
+
+@patch
+def _run_epoch(self:SupervisedTrainer, *args, **kwargs):
+    "Nothing after the last step, where a run is resumed that could not save its result: transformers takes one more"
+    if self.state.global_step < self.state.max_steps: super(SupervisedTrainer, self)._run_epoch(*args, **kwargs)
+
 
 # %% ../../nbs/11_training/05_trainer.ipynb #14588bb5
 @patch
@@ -277,7 +284,10 @@ def in_words(self:SupervisedTrainer, k:int)->str:
 def out_of_memory_error(self:SupervisedTrainer, k:int)->SftError:
     "The error for a micro-batch that does not fit in any way"
     found = f"memory ran out at {self.in_words(k)}, and it cannot be split further"
-    fix = edit(gradient_checkpointing=True)
+    fix, rows = edit(gradient_checkpointing=True), len(self.step.rows[k])
+    if self.parts == 1 and rows > 1 and not self.bench.cfg.max_tokens_per_batch:   # it was not tried in parts
+        fix = edit(per_device_train_batch_size=-(-rows // 2),
+                   gradient_accumulation_steps=2 * self.args.gradient_accumulation_steps) | fix
     fix |= "a smaller {max_length} or {per_device_train_batch_size}; sft_nb plan shows what fits"
     return SftError(f"step {self.state.global_step + 1}", found, "", fix)
 

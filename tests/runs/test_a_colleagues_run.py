@@ -179,9 +179,13 @@ def test_runs_beside_one_that_may_not_be_read(of_root, capsys):
 
 
 def test_a_name_of_another_users_run_is_taken(of_root, capsys):
-    of_root.path.parent.chmod(0o1777)
+    line, runs = ["train", "--config", "demo", "--run-name", "r"], of_root.path.parent
     of_root.path.chmod(0o700)
-    line = ["train", "--config", "demo", "--run-name", "r"]
+    for mode in (0o755, 0o700):
+        runs.chmod(mode)
+        said = said_to_another(of_root, line, capsys)
+        assert f"{runs} belongs to root, and nobody may not change it. Fix: --runs-dir another/folder.\n" in said
+    runs.chmod(0o1777)
     said = said_to_another(of_root, line, capsys)
     assert "belongs to root, and nobody may not read it. Fix: --run-name r-2, or root " in said
 

@@ -1,6 +1,7 @@
 """Full disks and damaged checkpoints: saved state is kept, and a resumed run ends like an undisturbed one."""
 import json
 import resource
+import shutil
 import signal
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +11,13 @@ import pytest
 from learner import assert_same, killed_at_eight, names, small, weights
 from transformers import TrainerCallback
 
-from sft_nb.base.report import ConfigError, SftError
+from sft_nb.base.report import ConfigError, Report, SftError
 from sft_nb.evaluation.evaluate import evaluate
-from sft_nb.runs.checkpoint import find_corruption
-from sft_nb.runs.directory import Run
+from sft_nb.evaluation.generations import GenerationCache
+from sft_nb.model.generation import Generation
+from sft_nb.runs.checkpoint import cannot_write, find_corruption
+from sft_nb.runs.directory import Run, reserve_name
+from sft_nb.training import guards
 from sft_nb.training.train import resume, train
 from sft_nb.training.trainer import SupervisedTrainer
 
@@ -68,6 +72,70 @@ def test_a_disk_on_which_not_even_the_status_fits(tmp_path):
     full = patch.object(Run, "set_status", side_effect=[None, NO_SPACE])
     with patch.object(Run, "record", side_effect=NO_SPACE), full, pytest.raises(SftError, match="metrics.jsonl"):
         train(small(tmp_path, run_name="nothing-fits"))
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_receipt_that_cannot_be_written_fails_no_run(tmp_path, undisturbed, nth, capfd):
+    "at the beginning and at the end; samples and findings neither"
+    save, times = Report.save, []
+    def on_a_full_disk(self, path):
+        times.append(path.name)
+        if path.name in ("receipt.json", "guards.json") and times.count("receipt.json") >= nth: raise NO_SPACE
+        return save(self, path)
+    with patch.object(Report, "save", on_a_full_disk), patch.object(guards, "append_line", side_effect=NO_SPACE):
+        run = train(small(tmp_path, run_name="receipt"))
+    assert_same(run, undisturbed)
+    said = capfd.readouterr().err
+    for name in ("receipt.json", "samples.jsonl"): assert f"{name} cannot be written (No space left on device)" in said
+
+
+def test_an_error_while_a_name_is_reserved_is_not_hidden_by_the_disk(tmp_path):
+    unlink = Path.unlink
+    def read_only(path, **how):
+        if path.name == ".a.new": raise OSError(30, "Read-only file system")
+        return unlink(path, **how)
+    with patch.object(Path, "unlink", read_only), pytest.raises(SftError, match="the sentence"):
+        with reserve_name(tmp_path, "a"): raise SftError("preflight", "the sentence")
+
+
+@pytest.mark.parametrize("error, wanted", [
+    (OSError(28, "No space left on device"), "a disk with room"), (OSError(27, "File too large"), "ulimit -f"),
+    (PermissionError(13, "Permission denied"), "a folder that you can write to"),
+    (OSError(30, "Read-only file system"), "a folder that you can write to"),
+    (RuntimeError("I/O error: Permission denied (os error 13)"), "a folder that you can write to"),
+    (RuntimeError("I/O error: No space left on device (os error 28)"), "a disk with room"),
+    (ValueError("other"), "nothing else in its place")])
+def test_what_a_disk_lacks(tmp_path, error, wanted):
+    assert wanted in str(cannot_write(tmp_path/"checkpoint-3", error, ""))
+    if not isinstance(error, OSError): return
+    of_torch = RuntimeError("unexpected pos 64 vs 0")   # as it closes the file
+    of_torch.__context__ = error
+    assert wanted in str(cannot_write(tmp_path/"checkpoint-3", of_torch, ""))
+
+
+def test_scores_are_shown_although_the_disk_is_full(tmp_path, undisturbed, capfd):
+    run = Run(shutil.copytree(undisturbed.path, tmp_path/"scored"))
+    with patch("sft_nb.evaluation.evaluate.keep_score", side_effect=NO_SPACE):
+        assert evaluate(run, eval_samples=2, progress=False).tuned.n == 2
+    assert "eval cannot be written (No space left on device). Fix: make room" in capfd.readouterr().err
+
+
+def test_answers_are_kept_in_memory_although_the_disk_is_full(tmp_path, capfd):
+    cache = GenerationCache(tmp_path/"answers.jsonl")
+    with patch.object(Path, "open", side_effect=NO_SPACE):
+        for key in "ab": cache.add(key, Generation("text", 1, True))
+    assert [*cache.known] == ["a", "b"] and not (tmp_path/"answers.jsonl").exists()
+    assert capfd.readouterr().err.count("answers.jsonl cannot be written (No space left") == 1   # not for each
+
+
+def test_a_directory_that_is_renamed_while_it_is_trained(tmp_path, undisturbed):
+    class Renames(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 4: (tmp_path/"old").rename(tmp_path/"new")
+    with pytest.raises(SftError, match="resume it under its new name"):
+        train(small(tmp_path, run_name="old"), callbacks=[Renames()])
+    assert not (tmp_path/"old").exists()
+    assert_same(resume(Run(tmp_path/"new")), undisturbed)
 
 
 # --- what was learned until an error

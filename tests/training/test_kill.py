@@ -35,6 +35,15 @@ def test_twelve_kills_and_not_a_bit_is_lost(whole):
         assert k < 20
 
 
+@pytest.mark.parametrize("kind", ["full", "packed", "together"])
+def test_two_kills_of_another_kind_of_training(tmp_path, kind):
+    "A whole model, packed rows, and one of two processes; `scripts/soak.py` does sixty"
+    cfg = replace(soak.setup(tmp_path), **learner() | soak.KINDS[kind])
+    reference, seconds = soak.undisturbed(cfg)
+    run = soak.disturbed(cfg, "run", ["before the rename", "anywhere"], random.Random(5), seconds)
+    assert soak.differences(run, reference) == [], run.path
+
+
 def other_bytes(run): (run.adapter/"adapter_model.safetensors").write_bytes(b"other")
 def a_gap(run): run.rewind(20)
 def a_double_line(run): run.record(run.metrics()[3])

@@ -7,7 +7,7 @@ from functools import partialmethod
 from unittest.mock import patch
 
 import pytest
-from learner import TEN_STEPS, killed_at_eight, learner, small
+from learner import TEN_STEPS, curve, killed_at_eight, learner, small, weights
 
 from sft_nb.base import progress
 from sft_nb.cli import main
@@ -113,3 +113,13 @@ def test_a_run_that_was_killed_while_it_was_followed_is_no_success(tmp_path):
     "It was over before anybody could look"
     run = create_run(small(tmp_path))   # running, says its status, and nobody is
     with pytest.raises(SftError, match="its process died without reporting an error"): _print_until_end(run)
+
+
+def test_a_run_that_is_resumed_at_its_end_takes_no_step_more(tmp_path):
+    "in the middle of an epoch; its last sample is there once"
+    run = train(small(tmp_path, run_name="ended", max_steps=6))
+    before = curve(run), weights(run), (run.path/"samples.jsonl").read_text()
+    run.set_status("running", step=6)
+    resume(run)
+    assert (curve(run), weights(run), (run.path/"samples.jsonl").read_text()) == before
+    assert (run.step, run.checkpoints()[-1].name, run.state) == (6, "checkpoint-6", "finished")

@@ -1,17 +1,20 @@
 """A stop request takes effect after the current step, and a resumed run ends like an undisturbed one."""
 import shutil
 import signal
+import sys
 import time
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
-from learner import assert_same, at_step, killed_at_eight, names, small
+from learner import assert_same, at_step, killed_at_eight, names, small, training
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from sft_nb.base.report import ConfigError
-from sft_nb.runs.directory import Run
+from sft_nb.runs.directory import create_run, Run
 from sft_nb.runs.process import MOMENT, SIGNALS
 from sft_nb.tokens.prepare import prepare
+from sft_nb.training import launch as launched
 from sft_nb.training.recorder import Interrupted, Stop, StopRequest
 from sft_nb.training.train import resume, train, train_run
 from sft_nb.workbench import Workbench
@@ -107,6 +110,38 @@ def test_ctrl_c_twice_is_now(tmp_path, undisturbed):
 
 def test_a_request_at_the_last_step_is_granted_by_the_end(tmp_path, undisturbed):
     with at_step(10, lambda: send(signal.SIGTERM)): assert_same(train(small(tmp_path)), undisturbed)
+
+
+@pytest.mark.parametrize("phase", [
+    "open_run", "_check_new_run", "_prepare_folder", "build_trainer", "record_provenance", "_save_result",
+    "_record_end"])
+def test_a_stop_in_any_phase_of_a_launched_run(tmp_path, undisturbed, monkeypatch, phase):
+    "It goes on from its checkpoint, or says how to begin again"
+    run, first = create_run(small(tmp_path, run_name="run"), state="starting"), []
+    module = launched if hasattr(launched, phase) else training
+    begin = getattr(module, phase)
+    def interrupted(*args, **kwargs):
+        if not first:
+            first.append(phase)
+            send(signal.SIGTERM)
+        return begin(*args, **kwargs)
+    for name in ("stdout", "stderr"): monkeypatch.setattr(sys, name, getattr(sys, name))   # it replaces them
+    with patch.object(module, phase, interrupted): assert launched.main([str(run.path)]) == 0
+    assert (run.state, run.status.stopped_by) == ("stopped", "SIGTERM")
+    assert not [*tmp_path.rglob("*.new"), *tmp_path.rglob("*.aside")]
+    if phase in ("_save_result", "_record_end"): return assert_same(resume(run), undisturbed)
+    assert str(run.status.fix) == f'train(load_config("{run.path}/config.json", run_name="run-2"))'
+
+
+def test_a_clock_that_is_set_back(tmp_path, undisturbed, monkeypatch):
+    "While it trains, and again before it is resumed"
+    now = time.time
+    def set_back(days:int): monkeypatch.setattr(time, "time", lambda: now() - 86400 * days)
+    with at_step(5, lambda: set_back(1)), at_step(8, lambda: send(signal.SIGTERM)): run = train(small(tmp_path))
+    assert (run.state, run.step) == ("stopped", 8)
+    set_back(400)
+    assert_same(resume(run), undisturbed)
+    assert not [*tmp_path.rglob("*.new"), *tmp_path.rglob("*.gone")]
 
 
 def test_two_processes_on_one_run(tmp_path, undisturbed):

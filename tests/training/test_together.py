@@ -1,12 +1,14 @@
 """Several processes train one model, for every launcher and every kind of sharding."""
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -168,6 +170,71 @@ def test_one_process_goes_on_with_what_two_began(tmp_path):
     assert run.resume(num_processes=2).wait(timeout=1200) == "finished", run.log()
     assert run.config.num_processes == 2
     same(run, whole)
+
+
+def test_of_eight_trainings_of_one_name_one_begins(tmp_path):
+    one = saved(small(tmp_path, num_processes=1, max_steps=1, eval_samples=0, eval_steps=None), tmp_path)
+    line = [sys.executable, "-m", "sft_nb", "train", "--config", one, "--run-name", "same"]
+    done = run_all([line] * 8, [{}] * 8)
+    assert sorted(d.returncode for d in done) == [0] + [2] * 7, [d.stdout for d in done]
+    says = "run 'same': (another process is about to train it|.* already exists).* Fix: .*--run-name same-2"
+    for refused in (d for d in done if d.returncode): assert re.search(says, refused.stdout), refused.stdout
+    assert Run(tmp_path/"same").state == "finished"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "same"]
+
+
+DISTURBED = """
+import os, signal, subprocess
+from unittest.mock import patch
+import torch
+from transformers import TrainerCallback
+from sft_nb.config.load import load_config
+from sft_nb.training.train import resume, train
+from sft_nb.training.trainer import SupervisedTrainer
+
+class Disturbs(TrainerCallback):
+    "Something happens to one process as a step begins"
+    def on_step_begin(self, args, state, control, **kwargs):
+        if (state.global_step + 1, args.process_index) == ({step}, {rank}): {act}
+
+cfg = load_config({config!r})
+path = os.path.join(cfg.runs_dir, cfg.run_name)
+if os.path.exists(path): resume(path, callbacks=[Disturbs()])
+else: train(cfg, callbacks=[Disturbs()])
+"""
+SEND = "os.kill(os.getpid(), signal.{})"
+
+def disturbed(cfg, folder, step=0, rank=0, act="pass")->list[str]:
+    "The command of two processes that begin or continue a run; `act` happens to one of them as `step` begins"
+    (folder/"worker.py").write_text(DISTURBED.format(config=saved(cfg, folder), step=step, rank=rank, act=act))
+    return [*TORCHRUN, str(folder/"worker.py")]
+
+
+def test_what_happens_to_one_of_two_processes_does_not_change_the_result(tmp_path):
+    "SIGTERM, SIGKILL, no memory, a process that hangs until the run is stopped, and one that is paused"
+    cfg = small(tmp_path, run_name="whole", max_steps=12, num_train_epochs=9, eval_steps=None)
+    done = run_all([disturbed(cfg, tmp_path)])[0]
+    whole, cfg = Run(tmp_path/"whole"), replace(cfg, run_name="parts")
+    assert whole.state == "finished", done.stdout
+
+    done, run = run_all([disturbed(cfg, tmp_path, 1, 1, SEND.format("SIGTERM"))])[0], Run(tmp_path/"parts")
+    assert (done.returncode, run.state, run.step) == (0, "stopped", 1), done.stdout
+    for step, rank in ((4, 1), (6, 0)):
+        done = run_all([disturbed(cfg, tmp_path, step, rank, SEND.format("SIGKILL"))])[0]
+        assert done.returncode and run.state in ("failed", "killed"), done.stdout
+        assert run.checkpoints()[-1].name == f"checkpoint-{step - 2}"
+    no_memory = "patch.object(SupervisedTrainer, 'compute_loss', side_effect=torch.OutOfMemoryError('no')).start()"
+    done = run_all([disturbed(cfg, tmp_path, 8, 1, no_memory)])[0]
+    assert done.returncode and run.status.reason.startswith("step 8: memory ran out at a micro-batch"), done.stdout
+    assert run.status.fix.settings == dict(per_device_train_batch_size=2, gradient_accumulation_steps=4)
+
+    hangs = subprocess.Popen(disturbed(cfg, tmp_path, 10, 1, SEND.format("SIGSTOP")))
+    until(lambda: run.state == "running" and run.step == 9)
+    assert run.stop(timeout=.1) == "killed" and hangs.wait(240)
+    pause = "subprocess.Popen(['sh', '-c', f'sleep 2; kill -CONT {os.getpid()}'])"
+    done = run_all([disturbed(cfg, tmp_path, 10, 0, f"{pause}, {SEND.format('SIGSTOP')}")])[0]
+    assert run.state == "finished", done.stdout
+    assert values(run, "loss") == values(whole, "loss") and weights(run) == weights(whole)
 
 
 NOT_FINITE = """
