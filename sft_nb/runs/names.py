@@ -71,7 +71,7 @@ def resume_command(
     if not run.path.exists():
         return as_fix("its directory was renamed or removed while it was trained; resume it under its new name: "
                       "sft_nb train --resume NEW_NAME")
-    if run.checkpoints() and not anew:
+    if not anew and run.checkpoints():
         shell, python = f"sft_nb train --resume {shell_quote(run.path)}", f'resume("{run.path}")'
         if not checkpoint: return command(shell, python)
         return command(f"{shell} --from {checkpoint}", f'{python[:-1]}, checkpoint="{checkpoint}")')
