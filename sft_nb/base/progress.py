@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PHASES', 'Progress', 'format_duration', 'progress_listener', 'Phase', 'in_notebook', 'display_target',
-           'format_progress', 'progress_html', 'ProgressBar', 'show_progress', 'log']
+           'format_progress', 'progress_html', 'ProgressBar', 'show_progress', 'log', 'log_disk_error']
 
 # %% ../../nbs/00_base/07_progress.ipynb #prg00003
 import builtins, os, shutil, sys, time
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 
 from .escape import escape_html, escape_controls
 
@@ -220,3 +221,12 @@ def log(
     stream = sys.stdout if display_target() == "notebook" else sys.stderr
     try: print(text, file=stream, flush=True)
     except (ValueError, BrokenPipeError): pass   # the stream is closed, or its reader has gone
+
+@contextmanager
+def log_disk_error(
+    file:Path,
+    fix:str="",   # what its owner can do
+):
+    "Context manager that logs an error of the disk instead of raising it, because what was computed is worth more"
+    try: yield
+    except OSError as e: log(f"sft_nb: {file} cannot be written ({e.strerror or e})" + f". Fix: {fix}" * bool(fix))

@@ -183,18 +183,20 @@ def last_answer_lengths(
     "Numbers of tokens in the last answers"
     rows = [row for side in (data.train, data.eval) if side is not None
             for row in side.tokens.select(range(min(n, len(side.tokens))))]
-    return sorted(sum(1 for _ in takewhile(lambda label: label != -100, reversed(row["labels"]))) for row in rows)
+    return sorted(sum(1 for _ in takewhile(lambda label: label != -100, reversed(row["labels"])))
+                  for row in rows if -100 in row["labels"])   # else the prompt is learned too
 
 @check("plan")
 def check_usual(
     data:Data, shape, extent:Extent,
     *, lora_r:int, lora_dropout:float, weight_decay:float, max_length:int, max_new_tokens:int, method:str,
-    num_train_epochs:float, max_steps:int, save_steps:int|float|str, eval_steps:int|float|str|None,   # settings
+    num_train_epochs:float, max_steps:int, save_steps:int|float|str, eval_steps:int|float|str|None,
+    train_on_prompt:bool|str,   # settings
 )->list[Finding]|None:
     "settings have values that are meant"
     width, limit = getattr(text_config(shape), "hidden_size", None) or lora_r, position_limit(shape)
     answers, longest_row = last_answer_lengths(data), int(data.train.lengths.max())
-    answer = answers[len(answers) * 9 // 10]   # longer than most
+    answer = answers[len(answers) * 9 // 10] if answers else 0   # longer than most
     found = {}   # setting -> what is unusual about it, and a usual value
     if method != "full" and lora_r > max(width, 64):
         found["lora_r"] = f"{lora_r:,}, and the model is {width:,} wide: more than full rank; usual are 8 to 64", 16
@@ -204,7 +206,7 @@ def check_usual(
     if limit and max_length > 4 * limit:
         positions = f"the model has positions for {limit:,} tokens"
         found["max_length"] = f"{max_length:,}; {positions}, and the longest row has {longest_row:,}", limit
-    if 4 * max_new_tokens < answer and not is_default("max_new_tokens", max_new_tokens):
+    if not train_on_prompt and 4 * max_new_tokens < answer and not is_default("max_new_tokens", max_new_tokens):
         cut = f"answers have up to {answer:,} tokens: what is generated is cut off"
         found["max_new_tokens"] = f"{max_new_tokens:,}, and {cut}", max(64, 2 * answer)
     if max_steps < 1 and 0 < num_train_epochs < .01:

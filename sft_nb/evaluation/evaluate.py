@@ -21,7 +21,7 @@ from ..base.display import Drawn, format_change, with_bar
 from ..base.view import own_fields, part_html, RecordTable, Table, View, view_text
 from ..base.credentials import redact_json
 from ..base.files import remove_temporaries
-from ..base.progress import format_duration, log, Progress, progress_listener
+from ..base.progress import format_duration, log, log_disk_error, Progress, progress_listener
 from ..rows.thoughts import answer_of
 from ..base.report import ConfigError, Finding, pluralise, edit, shell_quote, SftError
 from ..config.load import Config, with_parameters_of, with_settings
@@ -575,11 +575,8 @@ def save_evaluation(
     if evaluator.target.config.task != run.config.task: other += f"-{evaluator.questions.task.name}"
     figures, by = dict(accuracy=e.tuned.accuracy) | e.tuned.figures, evaluator.questions.by
     value = figures.get(by, e.tuned.values(by).mean())
-    try:
+    with log_disk_error(run.path/"eval", "make room, and evaluate again"):   # the scores are shown, whatever the disk
         e.save(run.path/"eval"/f"{e.checkpoint}{other}.json")
         remove_temporaries(run.path/"eval", patient=True)   # left by a killed process
         keep_score(run.path, e.checkpoint, by, float(value), evaluator.questions.key, own=not other, weights=e.weights)
-    except OSError as error:   # the scores are shown, whatever the disk
-        log(f"sft_nb: the scores cannot be written to {run.path}/eval ({error.strerror or error}). "
-            "Fix: make room, and evaluate again")
     if not other: _send_to_trackers(e, run)

@@ -22,6 +22,7 @@ from fastcore.basics import patch
 from ..base.credentials import redact, redact_json
 from ..base.view import as_json, own_fields, RecordTable, Viewable
 from ..base.files import parse_json, read_json, write_atomically
+from ..base.progress import log_disk_error
 from ..base.report import ConfigError, edit, pluralise, SftError, why_unreadable
 from ..rows.thoughts import has_thought_tokens, opens_thought, split_thought, without_thoughts
 from ..config.load import Config
@@ -374,8 +375,11 @@ class GenerationCache:
         self.known[key] = g
         if self.file is None: return
         entry = dict(key=key) | asdict(g) | dict(text=redact(g.text))
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        with self.file.open("ab") as f: f.write(json.dumps(entry).encode() + b"\n")
+        with log_disk_error(self.file, "make room; until then an evaluation that is stopped begins again"):
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with self.file.open("ab") as f: f.write(json.dumps(entry).encode() + b"\n")
+            return
+        self.file = None   # with the first error
 
 def generation_keys(
     prompts:list[list[int]],   # token ids

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..base.view import own_fields, Table, View
 from ..base.extensions import extension
-from ..base.progress import log
+from ..base.progress import log, log_disk_error
 from ..base.report import command, ConfigError, Finding, ok, shell_quote, SftError, warn
 from ..config.load import with_parameters_of
 from ..tasks.metrics import shown_figures
@@ -329,6 +329,7 @@ def sweep(
                        weights=weights.get(name, ""), is_full=bench.cfg.method == "full",
                        baselines=evaluator.baselines, stored=stored, why_stored=evaluator.why_stored)
         save_evaluation(e, evaluator)
-    file = "sweep.json" if server is None else "sweep-served.json"
-    if not evaluator.files: swept.save(target.folder/file)
+    file = target.folder/("sweep.json" if server is None else "sweep-served.json")
+    if not evaluator.files:
+        with log_disk_error(file, "make room, and sweep again"): swept.save(file)
     return swept

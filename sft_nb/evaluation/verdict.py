@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..base.view import own_fields, View, Viewable
 from ..base.files import write_atomically
+from ..base.progress import log_disk_error
 from ..base.report import command, ConfigError, edit, shell_quote
 from ..config.load import with_parameters_of
 from ..runs.checkpoint import weights_digest
@@ -140,5 +141,6 @@ def verdict(
     made = decide(d, min_gain=min_gain, max_forgetting=max_forgetting, forgotten=forgotten, **trivial)
     made = replace(made, checkpoint=name, of=of)
     about = made.to_dict() | dict(weights=weights_digest(run.weights(name)))
-    write_atomically(run.path/"eval"/"verdict.json", json.dumps(about, indent=1) + "\n")
+    file = run.path/"eval"/"verdict.json"
+    with log_disk_error(file, "make room, and ask again"): write_atomically(file, json.dumps(about, indent=1) + "\n")
     return made

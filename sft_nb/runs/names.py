@@ -9,7 +9,7 @@ __all__ = ['check_name', 'default_run_stem', 'free_name', 'free_path', 'resume_c
 import os, re
 from pathlib import Path
 
-from ..base.report import command, ConfigError, edit, Fix, is_denied, shell_quote
+from ..base.report import as_fix, command, ConfigError, edit, Fix, is_denied, shell_quote
 
 # %% ../../nbs/10_runs/07_names.ipynb #ref00001
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -68,7 +68,10 @@ def resume_command(
     **settings,          # settings to change when restarting
 )->Fix:
     "The fix that resumes or restarts a run"
-    if run.checkpoints() and not anew:
+    if not run.path.exists():
+        return as_fix("its directory was renamed or removed while it was trained; resume it under its new name: "
+                      "sft_nb train --resume NEW_NAME")
+    if not anew and run.checkpoints():
         shell, python = f"sft_nb train --resume {shell_quote(run.path)}", f'resume("{run.path}")'
         if not checkpoint: return command(shell, python)
         return command(f"{shell} --from {checkpoint}", f'{python[:-1]}, checkpoint="{checkpoint}")')

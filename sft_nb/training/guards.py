@@ -10,16 +10,14 @@ __all__ = ['own_part', 'all_finite', 'row_loss', 'non_finite_rows', 'split_rows'
 # %% ../../nbs/11_training/03_guards.ipynb #6649ce65
 import json, math, time
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from fastcore.basics import patch
 from transformers import TrainerCallback
 
 from ..base.credentials import redact
-from ..base.progress import Phase, log
+from ..base.progress import log, log_disk_error, Phase
 from ..base.files import read_json_object, write_atomically
 from ..base.report import Finding, Report, SftError, command, edit, fail, error_summary, ok, warn
 from ..rows.thoughts import answer_of, without_thought
@@ -321,16 +319,10 @@ def note(self:Guards, finding:Finding, step:int)->None:
     self.notes[finding.check] = replace(finding, step=known.step if known else step, until=step)
     self._save_notes()
 
-@contextmanager
-def _unless_disk_is_full(file:Path):
-    "Context manager that logs an error of the disk: no training should fail over a report"
-    try: yield
-    except OSError as e: log(f"sft_nb: {file.name} cannot be written ({e.strerror or e})")
-
 @patch
 def _save_notes(self:Guards)->None:
     file = self.run.path/"guards.json"
-    with _unless_disk_is_full(file): Report("guards", {}, [*self.notes.values()]).save(file)
+    with log_disk_error(file): Report("guards", {}, [*self.notes.values()]).save(file)
 
 @patch
 def report_and_stop(self:Guards, found:list[Finding], step:int)->None:
@@ -453,7 +445,7 @@ def _keep_answers(self:Guards, step:int)->None:
     prompts = [redact(self.probe.tokenizer.decode(prompt)) for prompt in self.probe.prompts]
     answers = [dict(asked=q, text=redact(a.text), ended=a.ended) for q, a in zip(prompts, self.probe.answers)]
     file = self.run.path/"samples.jsonl"
-    with _unless_disk_is_full(file):
+    with log_disk_error(file):
         if answers: append_line(file, dict(step=step, answers=answers))
 
 @patch
@@ -472,7 +464,7 @@ def keep(self:Guards,
     "Save rows as the model saw them"
     file = self.run.path/f"rows-step-{step}.jsonl"
     lines = [json.dumps(self._as_seen(n), ensure_ascii=False) + "\n" for n in numbers[:64]]
-    with _unless_disk_is_full(file): write_atomically(file, "".join(lines))
+    with log_disk_error(file): write_atomically(file, "".join(lines))
     return file.name
 
 @patch
@@ -499,7 +491,7 @@ def _write_receipt(self:Guards)->None:
     made.figures["fingerprint_of_the_labels"] = bench.data.train.fingerprint
     made.figures["first_norm_of_what_is_trained"] = self.first.norm().item()
     file = self.run.path/"receipt.json"
-    with _unless_disk_is_full(file): made.save(file)
+    with log_disk_error(file): made.save(file)
 
 @patch
 def finish(self:Guards, model, steps:int)->None:
@@ -515,4 +507,4 @@ def finish(self:Guards, model, steps:int)->None:
     made.figures["last_norm_of_what_is_trained"] = weight_norms(model).norm().item()
     made.figures["steps"] = steps
     if isinstance(packages, dict): made.figures["versions"] = packages
-    with _unless_disk_is_full(file): made.save(file)
+    with log_disk_error(file): made.save(file)

@@ -210,7 +210,7 @@ def _save_after_error(trainer, done:int, error:BaseException)->None:
     from sft_nb.training.guards import trained_parts
     from sft_nb.training.recorder import best_folder
     run, bench, step = trainer.run, trainer.bench, trainer.state.global_step
-    if step <= done or not bench.alone or not is_main_process(): return
+    if step <= done or not bench.alone or not is_main_process() or not run.path.exists(): return
     if isinstance(error, KeyboardInterrupt) and bench.cfg.method == "full": return   # saving may take minutes
     try:
         best, broken = best_folder(run, trainer.state), broken_weights(trained_parts(trainer.model))

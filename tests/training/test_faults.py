@@ -13,6 +13,8 @@ from transformers import TrainerCallback
 
 from sft_nb.base.report import ConfigError, Report, SftError
 from sft_nb.evaluation.evaluate import evaluate
+from sft_nb.evaluation.generations import GenerationCache
+from sft_nb.model.generation import Generation
 from sft_nb.runs.checkpoint import cannot_write, find_corruption
 from sft_nb.runs.directory import Run, reserve_name
 from sft_nb.training import guards
@@ -115,7 +117,25 @@ def test_scores_are_shown_although_the_disk_is_full(tmp_path, undisturbed, capfd
     run = Run(shutil.copytree(undisturbed.path, tmp_path/"scored"))
     with patch("sft_nb.evaluation.evaluate.keep_score", side_effect=NO_SPACE):
         assert evaluate(run, eval_samples=2, progress=False).tuned.n == 2
-    assert "scores cannot be written" in (said := capfd.readouterr().err) and "No space left on device" in said
+    assert "eval cannot be written (No space left on device). Fix: make room" in capfd.readouterr().err
+
+
+def test_answers_are_kept_in_memory_although_the_disk_is_full(tmp_path, capfd):
+    cache = GenerationCache(tmp_path/"answers.jsonl")
+    with patch.object(Path, "open", side_effect=NO_SPACE):
+        for key in "ab": cache.add(key, Generation("text", 1, True))
+    assert [*cache.known] == ["a", "b"] and not (tmp_path/"answers.jsonl").exists()
+    assert capfd.readouterr().err.count("answers.jsonl cannot be written (No space left") == 1   # not for each
+
+
+def test_a_directory_that_is_renamed_while_it_is_trained(tmp_path, undisturbed):
+    class Renames(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 4: (tmp_path/"old").rename(tmp_path/"new")
+    with pytest.raises(SftError, match="resume it under its new name"):
+        train(small(tmp_path, run_name="old"), callbacks=[Renames()])
+    assert not (tmp_path/"old").exists()
+    assert_same(resume(Run(tmp_path/"new")), undisturbed)
 
 
 # --- what was learned until an error
