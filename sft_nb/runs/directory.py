@@ -379,13 +379,13 @@ def weights(self:Run,
     "The folder of the weights; ConfigError that lists the available ones if it does not exist"
     if isinstance(checkpoint, int): checkpoint = f"checkpoint-{checkpoint}"
     folder = self.adapter if checkpoint == "adapter" else self.path/"checkpoints"/str(checkpoint)
-    if folder.exists(): return folder
+    if folder.exists() and (folder == self.adapter or folder.name.startswith("checkpoint-")): return folder
     there = [p.name for p in (self.adapter, *self.checkpoints()) if p.exists()]
     there = there or [p.name for p in sorted((self.path/"checkpoints").glob("checkpoint-*"))]   # all are damaged
     expected, fix = "something saved; nothing was saved yet", resume_command(self)
     if there: expected, fix = f"one of {', '.join(there)}", edit(checkpoint=there[-1])
     elif self.state in ACTIVE: fix = command(f"sft_nb stop {self.path}", f'Run("{self.path}").stop()')
-    found = f"there is no {checkpoint} in it ({self.state_in_words})"
+    found = f"there is no {checkpoint or repr(checkpoint)} in it ({self.state_in_words})"
     raise MissingPathError(f"run {self.name!r}", found, expected, fix)
 
 @patch
@@ -688,6 +688,7 @@ def list_runs(
     if is_denied(root): raise denied_error(f"runs in {root}", root)
     runs = [Run(root/name) for name in only] or [Run(path) for path in run_folders(root)]
     denied = [p.name for p in sorted(root.glob("[!.]*")) if is_denied(p/"config.json")]
+    if denied and not runs: raise denied_error(f"runs in {root}", root/denied[0]/"config.json")
     if denied and not only: log(f"sft_nb: not shown, as you may not read them: {', '.join(denied)}")
     if not runs:
         begin = command("sft_nb train --config demo", 'train(load_config("demo"))')

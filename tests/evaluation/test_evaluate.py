@@ -46,6 +46,8 @@ def test_a_checkpoint_that_is_not_there(trained):
     says = ("there is no checkpoint-7 in it .finished at step 60.; one of adapter, checkpoint-30, checkpoint-60. "
             "Fix: checkpoint='checkpoint-60'")
     with pytest.raises(ConfigError, match=says): evaluate(trained, checkpoint="checkpoint-7")
+    for name in ("", "..", "."):   # folders, but no checkpoints
+        with pytest.raises(ConfigError, match=f"there is no {name or repr('')} in it"): trained.weights(name)
     with pytest.raises(ConfigError, match="eval_samples is 0"): evaluate(trained, eval_samples=0)
 
 

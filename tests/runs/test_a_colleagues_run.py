@@ -173,6 +173,9 @@ def test_runs_beside_one_that_may_not_be_read(of_root, capsys):
     out, err = capsys.readouterr()
     assert " r " in out.replace("\n", " ") and "closed" not in out
     assert "not shown, as you may not read them: closed, config\n" in err
+    shutil.rmtree(of_root.path)
+    with as_another_user(): assert main(["runs"]) == 1
+    assert "belongs to root" in capsys.readouterr().err   # and not that there is no run
     of_root.path.parent.chmod(0o700)
     said = said_to_another(of_root, ["runs"], capsys)
     assert "runs in runs: runs belongs to root, and nobody may not read it" in said
