@@ -409,6 +409,8 @@ def name_base(
     name = "" if init == "random" else base_name(name)
     for adapter in getattr(model, "peft_config", {}).values():
         adapter.base_model_name_or_path, adapter.revision = name, revision
+        for key, value in vars(adapter).items():   # a set would be saved in another order by each process
+            if isinstance(value, set): setattr(adapter, key, sorted(value))
 
 # %% ../../nbs/06_model/07_adapter.ipynb #14f485ac
 def _need_earlier_adapter(adapter:str|None):
