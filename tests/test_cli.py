@@ -192,7 +192,7 @@ train --config demo --config gsm8k | 2 | --config is given twice | leave one out
 train --resume | 2 | --resume has no value | --resume runs/NAME
 train --resume folder | 2 | there is no config.json in it | sft_nb runs
 train --resume good.jsonl | 2 | there is no such directory | sft_nb runs
-train --resume runs/none --from checkpoint-3 | 2 | --from is not an option | sft_nb train --help
+train --resume runs/none --from checkpoint-3 | 2 | there is no such directory | sft_nb runs
 config gsm8kk | 2 | no config and no file has this name | --config gsm8k
 config --config demo --lora_rr 3 | 2 | --lora_rr is not an option | write --lora-r
 config --config demo --nothing 3 | 2 | --nothing is not an option | sft_nb config --help

@@ -222,12 +222,6 @@ def get_batch_samples(self:SupervisedTrainer, *args, **kwargs):
     self.step = StepInProgress(rows, counted_before=len(self.counted), balanced_before=len(self.balances))
     return samples, n
 
-@patch
-def _run_epoch(self:SupervisedTrainer, *args, **kwargs):
-    "Nothing after the last step, where a run is resumed that could not save its result: transformers takes one more"
-    if self.state.global_step < self.state.max_steps: super(SupervisedTrainer, self)._run_epoch(*args, **kwargs)
-
-
 # %% ../../nbs/11_training/05_trainer.ipynb #14588bb5
 @patch
 def training_step(self:SupervisedTrainer, model, inputs, num_items_in_batch=None):

@@ -165,10 +165,12 @@ def test_panels_are_used_reloaded_and_shown_in_two_windows(lab, tmp_path):
         assert run.locator(".sft-chart canvas").count() >= 3
         run.locator(".u-over").first.hover(position=dict(x=2, y=20))
         expect(run.locator(".sft-chart-values").first).to_contain_text("step 1")
-        page.locator("[data-command='docmanager:save']").first.click()
-        _soon(page, lambda: len(pictures(file)) == 3)
-        assert "train batch 2 of 14" in pictures(file)[0] and "&lt;b&gt;sky" in pictures(file)[1]
-        assert "optimiser step 5 of 60" in pictures(file)[2]
+        def has_saved_all()->bool:   # pictures are drawn after the panels
+            page.locator("[data-command='docmanager:save']").first.click()
+            found = pictures(file)
+            wanted = ("train batch 2 of 14", "&lt;b&gt;sky", "optimiser step 5 of 60")
+            return len(found) == 3 and all(text in picture for text, picture in zip(wanted, found))
+        _soon(page, has_saved_all)
         picture = os.environ.get("SFT_NB_SCREENSHOT", str(tmp_path/"panels.png"))
         page.locator(".jp-NotebookPanel").screenshot(path=picture)
 
@@ -251,8 +253,9 @@ def test_recipes_that_are_neither_trusted_nor_run_show_what_is_supervised_and_th
         for name in ("01_quickstart.ipynb", "03_a_run_that_went_wrong.ipynb"):
             shutil.copy(recipes/name, root)
             page = _open(browser)
-            page.goto(f"{address}/{name}")
-            marked, images = page.locator(".jp-OutputArea ins"), page.locator(".jp-OutputArea-output img[alt*='loss']")
+            page.goto(f"{address.replace('/lab/', f'/lab/workspaces/{name[:2]}/')}/{name}")   # without earlier tabs
+            outputs = page.locator(".jp-OutputArea-output")
+            marked, images = outputs.locator("ins"), outputs.locator("img[alt*='loss']")
             expect(marked.first).to_be_attached()
             expect(images.first).to_be_attached()
             lines = marked.evaluate_all("all => all.map(e => getComputedStyle(e).textDecorationLine)")
@@ -260,7 +263,7 @@ def test_recipes_that_are_neither_trusted_nor_run_show_what_is_supervised_and_th
             images.first.scroll_into_view_if_needed()
             expect(images.first).to_have_js_property("complete", True)
             assert images.first.evaluate("e => e.naturalWidth") > 300
-            assert page.locator(".jp-OutputArea-output").get_by_text("BatchPanel", exact=True).count() == 0
+            assert outputs.get_by_text("BatchPanel", exact=True).count() == 0
             page.screenshot(path=tmp_path/f"{name}.png")
 
 

@@ -79,8 +79,8 @@ def test_what_is_better_goes_by_the_figure(run):
 def test_the_best_and_the_lowest_loss_are_named(run):
     two = dict(checkpoint_1=scores("checkpoint-1", "111"), checkpoint_2=scores("checkpoint-2", "011"))
     html = swept(run, scores("base", "001"), "checkpoint-2", **two).html()
-    assert ">best</text>" in html and ">lowest loss</text>" in html and "corrected for the choice among 2" in html
-    assert ">lowest loss</text>" not in swept(run, scores("base", "001"), "checkpoint-1", **two).html()
+    assert "step 1, best: 1 " in html and "step 2, lowest loss: " in html and "corrected for the choice among 2" in html
+    assert ", lowest loss: " not in swept(run, scores("base", "001"), "checkpoint-1", **two).html()
 
 
 def test_pages_search_and_another_checkpoint(run):
@@ -104,7 +104,7 @@ def test_nothing_that_was_said_is_obeyed(run):
     evil = scores(EVIL, "01", prompt=EVIL.replace("{", ""), text=EVIL + "{}")
     state = swept(run, evil, checkpoint_1=scores("checkpoint-1", "11", text=EVIL + "\u202e{}"))
     html = state.html()
-    assert not any(bad in html for bad in ("<script", "<img", "</pre><img", "\x1b", "\u202e"))
+    assert not any(bad in html for bad in ("<script", "<img src=x", "</pre><img", "\x1b", "\u202e"))
     assert "&lt;script&gt;" in html and "≠" in html
     assert json.loads(json.dumps(state.to_dict()))["pair"]["where"] == "row 1"
 
