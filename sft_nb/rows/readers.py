@@ -120,7 +120,8 @@ def _with_row_flags(messages:list, row)->list:
         if isinstance(values, str): values = parse_list(values, key)   # in a table
         answers = [i for i, m in enumerate(messages) if role_of(m) == "assistant"]
         places = range(len(messages)) if len(values) == len(messages) else answers
-        if len(values) != len(places) or any(key in messages[i] for i in places):
+        has_both = any(isinstance(messages[i], dict) and key in messages[i] for i in places)
+        if len(values) != len(places) or has_both:
             n = f"{len(messages)} messages with {len(answers)} answers"
             raise SftError("row", f"{key} has {len(values)} entries, and there are {n}",
                            "an entry for each message, or for each answer",

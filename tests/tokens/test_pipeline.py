@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings as how, strategies as st
+from hypothesis import example, given, HealthCheck, settings as how, strategies as st
 from samples import no_eval, pairs
 
 from sft_nb.config.load import load_config
@@ -109,6 +109,7 @@ def reader(tokenizer): return Reader(no_eval(task="chat"), task_of(load_config(t
 malformed = given(st.lists(row, min_size=20, max_size=20))
 
 @malformed
+@example([dict(weight=[None] * 3, messages=[None] * 3)])   # a flag for each of messages that are none
 @how(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 def test_malformed_rows_are_errors_of_ours(reader, rows):
     "50 times 20 rows"
