@@ -128,16 +128,16 @@ def _open_text(path:Path):
 
 _MOST_CHARACTERS = 2**28   # of a line, or of a packed file without lines: a few kB of gzip may hold any number
 
-def _refuse_length(where:str, path:Path)->SftError:
+def _too_long_error(where:str, path:Path)->SftError:
     is_packed = path.suffix.lower() == ".gz"
     start = f"zcat {shell_quote(path)} | head -c 300" if is_packed else f"head -c 300 {shell_quote(path)}"
     return SftError(where, f"it has more than {_MOST_CHARACTERS:,} characters", "a row on each line", command(start))
 
-def _lines(f, path:Path)->Iterator[str]:
+def _bounded_lines(f, path:Path)->Iterator[str]:
     "The lines of a text; `SftError` for one that is too long for a row"
     for i in count(1):
         line = f.readline(_MOST_CHARACTERS + 1)
-        if len(line) > _MOST_CHARACTERS: raise _refuse_length(f"{path} line {i}", path)
+        if len(line) > _MOST_CHARACTERS: raise _too_long_error(f"{path} line {i}", path)
         if not line: return
         yield line
 
@@ -146,13 +146,13 @@ def _whole_text(path:Path)->str:
     with _open_text(path) as f:
         if path.suffix.lower() != ".gz": return f.read()
         text = f.read(_MOST_CHARACTERS + 1)
-    if len(text) > _MOST_CHARACTERS: raise _refuse_length(str(path), path)
+    if len(text) > _MOST_CHARACTERS: raise _too_long_error(str(path), path)
     return text
 
 def read_json_lines(path:Path)->Iterator[tuple[int,dict|SftError]]:
     "Yield number and object of each line that is not empty, or the error for a broken line"
     with _open_text(path) as f:
-        for i, line in enumerate(_lines(f, path), 1):
+        for i, line in enumerate(_bounded_lines(f, path), 1):
             if not line.strip(): continue
             place = f"{path} line {i}"
             try:
@@ -245,7 +245,7 @@ def read_table(path:Path)->Iterator[tuple[int,dict|SftError]]:
     "Yield line number and row of a CSV or TSV file; `SftError` if two columns have the same name"
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     with _open_text(path) as f:
-        lines = _lines(f, path)
+        lines = _bounded_lines(f, path)
         if file_suffix(path) == ".csv":
             sample = list(islice(lines, _SAMPLED_LINES))
             reader = csv.reader(chain(sample, lines), delimiter=detect_separator(sample))

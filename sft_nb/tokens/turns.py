@@ -338,7 +338,7 @@ def _as_example(chunks:list[Chunk], t:Template)->list[Chunk]:
 # %% ../../nbs/04_tokens/03_turns.ipynb #7urn0050
 _MANY, _IN_A_WINDOW = 32, 4   # answers of a conversation that is laid out in windows, and those that each window adds
 
-def _window(messages:list[dict], start:int, end:int, questions:list[int])->list[dict]:
+def _window_of_messages(messages:list[dict], start:int, end:int, questions:list[int])->list[dict]:
     "`messages[start:end]` behind what templates look back to: system messages, tools, and the last question"
     first = messages[0]
     front = [first] if first["role"] in ("system", "developer") else []
@@ -361,7 +361,7 @@ def _lay_out_in_windows(
     for k in range(0, len(turns), _IN_A_WINDOW):
         inside = turns[max(k - 1, 0):k + _IN_A_WINDOW]   # the first one is also in the window before
         end = inside[-1] + 1
-        window = _window(messages, inside[0], end, questions) if k else messages[:end]
+        window = _window_of_messages(messages, inside[0], end, questions) if k else messages[:end]
         try: examples = _lay_out(window, t, turns="all", prompt_too=prompt_too, apart=False, where=where)
         except SftError:
             for i in inside: render_turn(messages[:i + 1], t, where)   # raises if the template refuses the row itself
@@ -413,7 +413,7 @@ def _lay_out(messages:list[dict], t:Template, *, turns:str, prompt_too:bool, apa
         if not i or i in found or not m.get("tool_calls"): continue
         if i > _MANY:
             with suppress(SftError):   # the whole beginning only where this is not enough
-                _check_last_calls(_window(messages, i, i + 1, questions), t, where)
+                _check_last_calls(_window_of_messages(messages, i, i + 1, questions), t, where)
                 continue
         _check_last_calls(messages[:i + 1], t, where)
 
