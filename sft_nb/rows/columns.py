@@ -389,7 +389,7 @@ def find_rejections(
     row:dict,
     names:list[str],   # of unread columns
 )->list[str]:          # is_correct: False, messages.feedback: thumbs_down
-    "What unread columns say against the row, or against one of its messages"
+    "Verdicts in unread columns against the row, or against one of its messages"
     found = []
     def look(name, value):
         if isinstance(value, dict):
