@@ -298,11 +298,11 @@ def _explain_simulation_errors(model:str):
 # %% ../../nbs/07_planning/05_plan.ipynb #fcf2da55
 def _evaluation_tokens(data:Data)->int: return 0 if data.eval is None else int(data.eval.lengths.sum())
 
-def _evaluation_passes(cfg:Config, extent:Extent)->float:
-    "How often the held-out loss is computed in a training"
-    if not cfg.eval_steps: return 0
-    if cfg.eval_steps == "epoch": return extent.passes
-    return 1 / cfg.eval_steps if cfg.eval_steps < 1 else extent.steps // cfg.eval_steps
+def _evaluation_passes(extent:Extent, *, eval_steps:float|str|None)->float:
+    "The number of times that the held-out loss is computed in a training"
+    if not eval_steps: return 0
+    if eval_steps == "epoch": return extent.passes
+    return 1 / eval_steps if eval_steps < 1 else extent.steps // eval_steps
 
 def plan(
     cfg:Config|Data,             # a config; or data, which carries the config it was prepared with
@@ -350,7 +350,8 @@ def plan(
         batches = batch_sampler(data.train.lengths, world_size=world_size, **resolved.values(batch_sampler))
         extent = training_extent(batches, **resolved.values(training_extent))
         seconds = int(data.train.lengths.sum()) * extent.passes / chosen.rate / world_size
-        evaluation_seconds = _evaluation_passes(cfg, extent) * _evaluation_tokens(data) / chosen.rate / world_size / 2
+        passes = _evaluation_passes(extent, eval_steps=cfg.eval_steps)
+        evaluation_seconds = passes * _evaluation_tokens(data) / chosen.rate / world_size / 2   # no backward pass
         made = replace(made, extent=extent, seconds=seconds, evaluation_seconds=evaluation_seconds, price=cfg.price)
     if data is not None and device is None: data.results["plan", cfg, world_size] = made   # use the plan that was shown
     return made

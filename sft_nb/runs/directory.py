@@ -316,7 +316,7 @@ def step_seconds(self:Run)->float|None:
 
 @patch(as_prop=True)
 def cost(self:Run)->str:
-    "What the training took: hours and money if `price` is set, energy if the card counts it; empty: none is known"
+    "Hours and money of the training if `price` is set, and energy if the card counts it; empty: none is known"
     known = {name: line[name] for line in self.metrics() for name in ("seconds", "energy_wh") if name in line}
     price, hours = self.config.price, known.get("seconds", 0) / 3600
     parts = [f"{hours * price:.2f}: {hours:.3g} h at {price:g}"] if price is not None and hours else []
