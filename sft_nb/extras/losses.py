@@ -213,10 +213,9 @@ def row_html(self:LossState)->str:
     chosen = self.ranked()[self.chosen]
     where = self.side.row(chosen.example)[0]
     title = f"<div style='margin-top:6px'><b>{escape_html(where)}</b>, the loss of each token: {self.shows}</div>"
-    text = "of the loss after training: below 0 it has fallen" if self.shows == "gain" else ""
-    legend = (f"<div style='font-size:85%'>{_scale_html(self.shows == 'gain')} {text}</div>"
-              "<div style='font-size:85%;opacity:.85'>hover over a token for both losses</div>")
-    return title + self._tokens(chosen) + legend
+    text = "; below 0 the loss has fallen" if self.shows == "gain" else ""
+    scale = f"{_scale_html(self.shows == 'gain')}{text}; hover over a token for both losses"
+    return f"{title}<div style='font-size:85%;margin:4px 0'>{scale}</div>{self._tokens(chosen)}"
 
 @patch
 def html(self:LossState)->str:
