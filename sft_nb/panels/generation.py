@@ -49,13 +49,13 @@ class Controls:
 
     def rows(self)->list[dict]:
         "The rows of controls above the answers, from top to bottom"
-        thumbs = [controls_row(*self.thumbs)] if self.thumbs else []
         return [controls_row(self.models, self.row), controls_row(self.prompt),
-                controls_row(self.ask, self.stop, self.new, self.keep, self.ask_set), *thumbs]
+                controls_row(self.ask, self.stop, self.new, self.keep, self.ask_set)]
 
     def settings(self)->list[dict]:
         "The rows below the answers"
-        return [controls_row(self.tokens, self.temperature, self.top_p, self.seed), controls_row(self.system)]
+        thumbs = [controls_row(*self.thumbs)] if self.thumbs else []
+        return [*thumbs, controls_row(self.tokens, self.temperature, self.top_p, self.seed), controls_row(self.system)]
 
 # %% ../../nbs/14_panels/08_generation.ipynb #vew0pan2
 class GenerationPanel(Panel):
