@@ -31,6 +31,7 @@ EXTENSIONS = {
     "sweeps": partial(_load_part, "sweeps"),
     "few_shot": partial(_load_part, "few_shot"),
     "compare": partial(_load_part, "compare", "compare"),
+    "replay": partial(_load_part, "replay", "replay"),
     "server_evaluator": partial(_load_part, "openai_client", "ServerEvaluator"),
     "gguf_adapter": partial(_load_part, "gguf_checks", "gguf_adapter"),
     "folder_checks": partial(_load_part, "folder_checks"),

@@ -242,11 +242,11 @@ class BatchControls:
 
 class BatchPanel(Panel):
     """The batches of a training, token by token, coloured by what the loss sees"""
-    source: Config | Data | Workbench | Run | str | Path
+    source: Config | Data | Workbench | Run | BatchState | str | Path
     batch_size: int | None
     losses: list[Any] | None
 
-    def __init__(self, source: Config | Data | Workbench | Run | str | Path, *, batch_size: int | None=None) -> None: ...
+    def __init__(self, source: Config | Data | Workbench | Run | BatchState | str | Path, *, batch_size: int | None=None) -> None: ...
 
     @cached_property
     def state(self) -> BatchState:
