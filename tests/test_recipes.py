@@ -3,6 +3,7 @@ import ast
 import json
 import re
 import sys
+import types
 
 import pytest
 from conftest import ROOT
@@ -52,6 +53,18 @@ def test_the_quickstart_is_the_ten_lines_in_order():
     said = "\n".join(c.source for c in RECIPES[1].code)
     found = [re.search(rf"\b{word}\(", said) for word in TEN_LINES]
     assert all(found) and [m.start() for m in found] == sorted(m.start() for m in found)
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_a_recipe_opens_on_colab_and_kaggle_and_installs_the_package_only_where_it_is_missing(number):
+    book, called = RECIPES[number], []
+    badges = re.findall(r"\]\((https://[^)]*/nbs/recipes/([^)]*)\.ipynb)\)", book.cells[3].source)
+    assert [page for _, page in badges] == [name(book)] * 2
+    assert ["colab.research" in url for url, _ in badges] == [True, False]
+    install, _ = book.code[1].source.split("os.chdir")
+    run = types.SimpleNamespace(run=lambda command, check: called.append(command))
+    for found in (True, None): exec(install, dict(find_spec=lambda _, found=found: found, subprocess=run, sys=sys))
+    assert [command[1:4] for command in called] == [["-m", "pip", "install"]]
 
 
 def test_make_lab_opens_the_quickstart():
