@@ -73,7 +73,7 @@ def refresh(self:RunState)->bool:
     except SftError: self.noticed = []   # it is being written, or is damaged
     plan = read_json_object(path/"plan.json")
     self.planned = _planned_memory(plan)
-    self.whole_process = bool(self.planned) and plan["device"].get("kind") == "cpu"   # is what memory is measured of
+    self.whole_process:bool = bool(self.planned) and plan["device"].get("kind") == "cpu"   # memory is that of
     self.damage:list[str] = [f"{run.name}/metrics.jsonl: {tail.why}"
                              for run, tail in zip(self.runs, self.tails) if tail.why]
     try: lines = read_lines(path/"samples.jsonl")
