@@ -83,6 +83,9 @@ def check_kept(data:Data)->Finding|None:
     if gone + cut <= .1 * n: return None
     fix = look_at_dropped(data.cfg, data.train, "train")
     if counts.longest_dropped and counts.too_long >= .5 * gone: fix = edit(max_length=counts.longest_dropped)
+    if cut > gone:   # `dropped` has few rows, or none
+        fix = "a larger {max_length}; data.train.cut lists them"
+        if counts.length_of_most > data.cfg.max_length: fix = edit(max_length=counts.length_of_most)
     text = f"{gone:,} of {n:,} rows are left out and {cut:,} cut"
     if counts.requested: text += f"; {counts.requested:,} more are left out as requested"
     if reasons := data.train.reasons: text += f" ({describe_reasons(reasons)})"

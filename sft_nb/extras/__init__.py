@@ -31,6 +31,7 @@ EXTENSIONS = {
     "sweeps": partial(_load_part, "sweeps"),
     "few_shot": partial(_load_part, "few_shot"),
     "compare": partial(_load_part, "compare", "compare"),
+    "replay": partial(_load_part, "replay", "replay"),
     "card": partial(_load_part, "card"),
     "verify": partial(_load_part, "verify", "verify"),
     "server_evaluator": partial(_load_part, "openai_client", "ServerEvaluator"),

@@ -277,7 +277,7 @@ def gguf_weights(x:Expected, f:Gguf)->ProofStage:
     source, compared = source_format(x, f, names), []
     for name, here in names.items():
         wanted = _as_stored(f, here, x.merged[name].to(source).float())
-        base = _as_stored(f, here, x.base[name]) if name in x.base else None
+        base = _as_stored(f, here, x.base[name].to(source).float()) if name in x.base else None
         compared.append(compare_tensor(here, f.tensor(here), wanted, base))
     other = [d for d in compared if differs(d, f.allowed_error(d.name), quantised=f.is_quantised(d.name))]
     worst = max(d.error / f.allowed_error(d.name) for d in compared)

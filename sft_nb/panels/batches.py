@@ -463,7 +463,7 @@ class BatchControls:
 class BatchPanel(Panel):
     "The batches of a training, token by token, coloured by what the loss sees"
     def __init__(self,
-        source:Config|Data|Workbench|Run|str|Path,  # from `prepare`, or a config, a workbench, a run
+        source:Config|Data|Workbench|Run|BatchState|str|Path,  # from `prepare`, or a config, a workbench, a run
         *, batch_size:int|None=None,                # rows in a batch; None: from the config
     ):
         super().__init__()
@@ -473,6 +473,7 @@ class BatchPanel(Panel):
     @cached_property
     def state(self)->BatchState:
         "Made on first use: rows may have to be prepared, and a training planned"
+        if isinstance(self.source, BatchState): return self.source
         return BatchState(self.source, self.batch_size)
 
     @cached_property

@@ -9,6 +9,7 @@ __all__ = ['SYSTEM_PROMPT_FILE', 'Run', 'check_links', 'check_permissions', 'ope
 
 # %% ../../nbs/10_runs/10_directory.ipynb #aeb61a38
 import errno, math, os, sys, time, uuid
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -639,6 +640,15 @@ def report(self:Run,
 )->Path:
     "Write one HTML file with everything about the run"
     return need_extension("run_page", f"report {self.name}")(self, path, rows=rows)
+
+@patch
+def replay(self:Run,
+    step:int,                        # counted from 1
+    *, without:Sequence[int]=(),     # rows, counted from 1, that the step does not learn
+    learning_rate:float|None=None,   # of the step; None: as scheduled
+):                                   # a `Replay`
+    "Take an optimiser step again, beside what was logged; ConfigError for one that was not taken, or for other rows"
+    return need_extension("replay", f"replay {self.name}")(self, step, without=without, learning_rate=learning_rate)
 
 @patch
 def _ipython_display_(self:Run)->None:

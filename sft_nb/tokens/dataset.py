@@ -278,6 +278,14 @@ def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
         text = f"rows that a column calls held out are trained on: {each}"
         fix = "leave these rows out of {train_file}, and name them in {eval_file}"
         out.append(warn(text, fix, check="train_split"))
+    if rejected := s.seen.rejected:
+        each = ", ".join(f"{said} in {pluralise(n, 'row')}" for said, n in rejected.items())
+        text = f"rows or answers that a column calls bad are {'trained on' if name == 'train' else 'held out'}: {each}"
+        judges = dict.fromkeys(said.partition(":")[0] for said in rejected)
+        judges = [column for column in names if any(j == column or j.startswith(f"{column}.") for j in judges)]
+        fix = as_fix("leave them out, or write train: false in them") | edit(ignore_columns=(*(ignored or ()), *judges))
+        out.append(warn(text, fix, check=f"{name}_rejected"))
+        names = [column for column in names if column not in judges]
     if n := sum(s.seen.formats.get(pairs, 0) for pairs in ("preference", "openai_preference")):
         text = f"{n:,} preference rows: SFT on the chosen answer, and nothing is learned from the rejected one"
         fix = "a trainer for preferences (TRL's DPOTrainer) to learn from both"

@@ -21,7 +21,7 @@ from ..config.load import Config
 from ..rows.messages import is_blank
 from ..rows.readers import detect
 from ..rows.formats import ColumnsError
-from ..rows.columns import columns_of_text, is_numeric_label, names_held_out_split
+from ..rows.columns import columns_of_text, find_rejections, is_numeric_label, names_held_out_split
 from ..tasks.core import ANY_FORMAT, Task
 from .template import Template, thought_of
 from .turns import Chunk, split_conversation, has_content, supervised_messages
@@ -61,6 +61,7 @@ class RowStatistics:
     notes:dict[str,str]=field(default_factory=dict)       # peculiarity of prompts (`Template.shared`) -> first place
     label_zero:int=0            # rows dropped by a `label` of 0
     other_split:dict[str,int]=field(default_factory=dict)   # `split: test` -> rows that a column calls held out
+    rejected:dict[str,int]=field(default_factory=dict)   # `is_correct: False` -> rows that a column calls bad
     flags:dict[str,int]=field(default_factory=dict)   # hidden, in_part, unflagged, others -> messages, by their flags
     texts:dict[str,int]=field(default_factory=dict)       # looked_at, single, once, markup, ... -> answers
     repeated:dict[str,int]=field(default_factory=dict)    # repeated answer -> count
@@ -223,6 +224,8 @@ def count_unlearned(self:Reader, parsed:ParsedRow, row:dict)->None:
     "Count the parts of a row that are not learned, and numbers that are learned as text"
     if "split" in parsed.unread and (other := names_held_out_split(row)):
         self.seen.other_split[other] = self.seen.other_split.get(other, 0) + 1
+    for said in find_rejections(row, parsed.unread) if parsed.unread and not parsed.drop_reason else ():
+        self.seen.rejected[said] = self.seen.rejected.get(said, 0) + 1
     if parsed.has_extra_messages and parsed.messages: self.seen.with_more += 1
     for name, number in parsed.numbers.items():
         self.seen.numbers[name] = self.seen.numbers.get(name, 0) + 1

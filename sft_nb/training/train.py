@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['raise_if_failed', 'describe_setup', 'describe_preflight', 'check_before_training', 'build_trainer',
-           'workbench_of_run', 'train_run', 'train', 'passed_preflight', 'resume']
+           'workbench_of_run', 'check_same_rows', 'train_run', 'train', 'passed_preflight', 'resume']
 
 # %% ../../nbs/11_training/06_train.ipynb #2bfb3f70
 import json, shutil, sys, textwrap, traceback
@@ -296,7 +296,7 @@ def _check_new_run(run:Run, bench:Workbench)->Workbench:
     on_main_process(check_once)
     return bench if is_main_process() else workbench_of_run(run, callbacks=bench.callbacks)   # as the first resolved it
 
-def _check_same_rows(run:Run, data:Data)->None:
+def check_same_rows(run:Run, data:Data)->None:
     "ConfigError if the rows have changed since the run started"
     saved = run.path/"data.json"
     if not saved.exists(): return
@@ -353,7 +353,7 @@ def train_run(
                 else: bench = _check_new_run(run, bench)
                 with missing_rows_are_of_the_run(run.path) if continues else nullcontext(), main_process_first():
                     bench.make("data")   # the others wait and use its files
-                _check_same_rows(run, bench.data)       # the same as in the launcher or in the previous part
+                check_same_rows(run, bench.data)       # the same as in the launcher or in the previous part
                 if continues:
                     checkpoint = _newest_checkpoint(run)
                     done = step_of(checkpoint)

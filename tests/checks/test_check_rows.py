@@ -99,6 +99,9 @@ def test_kept():
     look = check_kept(made(dropped=50, longest_dropped=99, too_long=3)).fix
     assert (str(look), look.says("shell")) == ("data.train.dropped", "sft_nb data --task chat --dropped 5")
     assert check_kept(made(dropped=90, requested=89)) is None
+    cut = check_kept(made(dropped=0, cut=60, length_of_most=9000))
+    assert (cut.status, str(cut.fix)) == ("fail", "max_length=9000")   # not data.train.dropped, which is empty
+    assert str(check_kept(made(dropped=5, cut=60)).fix) == "a larger max_length; data.train.cut lists them"
     assert "30 of 60 rows are left out and 0 cut; 40 more" in check_kept(made(dropped=70, requested=40)).says
 
 

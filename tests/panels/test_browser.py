@@ -245,7 +245,7 @@ PALE = """() => {
   return pale }"""
 
 
-def test_recipes_that_are_neither_trusted_nor_run_show_what_is_supervised_and_the_curves(lab, tmp_path):
+def test_recipes_that_are_neither_trusted_nor_run_show_supervised_text_curves_and_folded_answers(lab, tmp_path):
     from playwright.sync_api import expect, sync_playwright
     address, root = lab
     recipes = Path(__file__).parents[2]/"nbs"/"recipes"
@@ -264,6 +264,10 @@ def test_recipes_that_are_neither_trusted_nor_run_show_what_is_supervised_and_th
             expect(images.first).to_have_js_property("complete", True)
             assert images.first.evaluate("e => e.naturalWidth") > 300
             assert outputs.get_by_text("BatchPanel", exact=True).count() == 0
+            answer = page.locator(".jp-MarkdownCell details").first   # of a question to the reader
+            expect(answer.locator("p").first).to_be_hidden()
+            answer.get_by_text("Answer", exact=True).click()
+            expect(answer.locator("p").first).to_be_visible()
             page.screenshot(path=tmp_path/f"{name}.png")
 
 

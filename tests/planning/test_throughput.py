@@ -1,4 +1,5 @@
-"""The table of operations agrees with a formula."""
+"""The table of operations agrees with a formula, and with what a GPU needed."""
+import json
 import sys
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ TOKENS = 4 * 512
 @pytest.fixture(scope="module", params=[False, True], ids=["once", "again"])
 def made(request):
     asked = SimpleNamespace(shape="0.6b", card="h200-141gb", rows=4, tokens=512, method="lora", rank=16,
-                            again=request.param, kernels="auto")
+                            again=request.param, kernels="auto", peak=True)
     return roofline.table(asked) | dict(again=request.param)
 
 
@@ -30,7 +31,7 @@ def test_products_attention_and_loss_are_what_a_formula_says(made):
 
 def test_kernels_take_bytes_from_small_work_and_leave_the_rest():
     "Norms, then rotary positions and gates, read and write less; products, attention and loss are the same"
-    asked = dict(shape="0.6b", card="h200-141gb", rows=4, tokens=512, method="lora", rank=16, again=False)
+    asked = dict(shape="0.6b", card="h200-141gb", rows=4, tokens=512, method="lora", rank=16, again=False, peak=True)
     none, auto, liger = (roofline.table(SimpleNamespace(**asked, kernels=k))["rows"] for k in ("none", "auto", "liger"))
     assert none["pointwise"]["gb"] > 2 * auto["pointwise"]["gb"] > 3 * liger["pointwise"]["gb"] > 0
     for kind in ("products", "attention", "loss"):
@@ -41,3 +42,15 @@ def test_shares_are_shares_and_the_step_is_as_long_as_its_longer_side(made):
     assert sum(r["share"] for r in made["rows"].values()) == pytest.approx(1, abs=.01)
     assert made["ms"] == max(made["card_ms"], made["host_ms"]) > 0 and 0 < made["mfu"] < 1
     assert all(r["ms"] > 0 and r["gb"] > 0 and r["operations"] > 0 for r in made["rows"].values())
+
+
+@pytest.mark.parametrize("kernels, again, case", [
+    ("auto", False, "4b lora, kernels auto, 8,192 tokens"), ("liger", False, "4b lora, kernels liger, 8,192 tokens"),
+    ("auto", True, "4b lora, kernels auto, 8,192 tokens, recomputed")])
+def test_a_step_takes_as_long_as_on_an_h200(kernels, again, case):
+    "The rates were measured in the first case; the two others are predicted"
+    speed = json.loads((ROOT/"benchmarks/results/gpu_speed.json").read_text())
+    measured = [row["ms"] for row in speed["rows"] + speed["later"] if row["case"] == case][-1]
+    asked = dict(shape="4b", card="h200-141gb", rows=8, tokens=1024, method="lora", rank=16, peak=False)
+    made = roofline.table(SimpleNamespace(**asked, kernels=kernels, again=again))
+    assert made["ms"] == pytest.approx(measured, rel=.1)

@@ -1,7 +1,12 @@
 """GGUF files and llama.cpp itself: clean files are all the same, planted faults are named."""
+from types import SimpleNamespace
+
 import pytest
+import torch
 from as_gguf import convert
 from served import assert_named, base_weights, OTHER
+
+from sft_nb.extras.gguf_checks import Gguf, gguf_weights
 
 pytest.importorskip("gguf")
 
@@ -141,3 +146,25 @@ def test_what_cannot_be_an_adapter_of_a_file_is_said(served, on_a_file, monkeypa
     monkeypatch.setattr("sft_nb.extras.gguf_checks.leaves_base", lambda cfg: False)
     with pytest.raises(ConfigError, match="init_lora_weights=.*, which a GGUF adapter cannot hold"):
         adapter_tensors(run, Gguf(base), run.adapter)
+
+
+def test_a_base_that_was_an_8_bit_file_is_no_missing_adapter(tmp_path):
+    "Its embedding, rounded to bfloat16 and then to 8 bits, returns towards itself: training did not change it"
+    import gguf
+    kind, chance = gguf.GGMLQuantizationType.Q8_0, torch.Generator().manual_seed(0)
+    def to_8_bits(weight): return gguf.quantize(weight.numpy(), kind)
+    base, merged = {}, {}
+    w = gguf.GGUFWriter(str(tmp_path/"model.gguf"), "qwen3")
+    w.add_block_count(1)
+    for name, here, size in (("model.embed_tokens", "token_embd", 0),
+                             ("model.layers.0.mlp.down_proj", "blk.0.ffn_down", .1)):
+        was = torch.from_numpy(gguf.dequantize(to_8_bits(torch.randn(256, 64, generator=chance)), kind).copy())
+        base[f"{name}.weight"] = was
+        merged[f"{name}.weight"] = was + size * torch.randn(256, 64, generator=chance)
+        in_folder = merged[f"{name}.weight"].bfloat16().float()
+        w.add_tensor(f"{here}.weight", to_8_bits(in_folder), raw_dtype=kind)
+    for step in (w.write_header_to_file, w.write_kv_data_to_file, w.write_tensors_to_file, w.close): step()
+    stage = gguf_weights(SimpleNamespace(merged=merged, base=base, run=tmp_path, learned="the adapter"),
+                         Gguf(tmp_path/"model.gguf"))
+    assert stage.finding.status == "ok", str(stage)
+    assert stage.figures["converted from"] == "bfloat16"

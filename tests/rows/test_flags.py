@@ -140,6 +140,22 @@ def test_rows_of_another_split_in_a_training_file_are_a_warning():
     assert "train_split" not in warned(read(rows[0]))
 
 
+@pytest.mark.parametrize("row, said", [
+    (dict(question="a?", answer="right", is_correct=False), "is_correct: False"),
+    (dict(question="a?", answer="right", status="rejected"), "status: rejected"),
+    (dict(question="a?", answer="right", metadata=dict(review=dict(decision="Discard"))),
+     "metadata.review.decision: Discard"),
+    (dict(messages=[ASKED, GOOD | dict(deleted=True)]), "messages.deleted: True"),
+    (dict(messages=[ASKED, GOOD | dict(feedback="thumbs_down")]), "messages.feedback: thumbs_down")])
+def test_rows_that_their_columns_call_bad_are_a_warning(row, said):
+    other = dict(question="b?", answer="right", is_correct=True, status="approved", sentiment="bad", correct=0)
+    found = warned(read(row, other))["train_rejected"]
+    assert found.says == f"rows or answers that a column calls bad are trained on: {said} in 1 row"
+    assert "write train: false in them, or ignore_columns=" in str(found.fix)
+    assert "train_rejected" not in warned(read(other))
+    assert "train_rejected" not in warned(read(row | dict(train=False), other))
+
+
 def test_a_conversation_under_another_task_is_looked_at_too():
     rows = [dict(messages=[ASKED, GOOD | dict(mood="glad"), ASKED, BAD | dict(loss=False)])]
     data = prepare(load_config(task="gsm8k", eval_samples=0), train=rows)

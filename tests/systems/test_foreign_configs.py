@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from conftest import ROOT
 
 from sft_nb.config.load import load_config, table
 from sft_nb.base.report import ConfigError, SftError
@@ -48,6 +49,18 @@ def test_published_files_are_read_or_refused(tool):
     assert (len(found) - len(refused), len(methods)) == (READ[tool], OTHER_METHODS[tool])
     for name in methods: assert len(str(refused[name]).splitlines()) == 1, name
     for name, e in refused.items(): assert "Fix: " in str(e) and len(str(e)) < 1200, name
+
+
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason=f"the published files are not in {PUBLISHED}")
+@pytest.mark.parametrize("name, published", [
+    ("qlora-1b.yml", "axolotl/147_qlora-1b.yml"),
+    ("qwen3_lora_sft_ds3.yaml", "llama-factory/examples_train_lora_qwen3_lora_sft_ds3.yaml")])
+def test_the_page_shows_files_that_mean_what_the_published_ones_do(name, published, tmp_path):
+    "Without their comments"
+    cells = json.loads((ROOT/"nbs/reference/09_from_other_tools.ipynb").read_text())["cells"]
+    source = "\n".join("".join(cell["source"]) for cell in cells)
+    shown = re.search(rf'Path\("{name}"\)\.write_text\("""(.*?)"""\)', source, re.S)[1]
+    assert settings_of(load(tmp_path, shown, name)) == settings_of(load_config(PUBLISHED/published))
 
 
 def settings_of(cfg): return {k: getattr(cfg, k) for k in defaults() if getattr(cfg, k) != defaults()[k]}
