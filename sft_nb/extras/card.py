@@ -21,7 +21,7 @@ from ..base.files import open_regular, parse_json, read_json_object, write_atomi
 from ..base.progress import format_duration, log
 from ..base.report import command, error_summary, pluralise, read_figures, shell_quote, SftError, why_unreadable
 from ..base.view import as_json, SCHEMA_VERSION, View, Viewable
-from ..config.load import split_task_name
+from ..config.load import absolute_paths, split_task_name
 from ..config.settings import SETTINGS, settings_with
 from ..runs.checkpoint import MANIFEST
 from ..runs.directory import open_run, Run, SYSTEM_PROMPT_FILE
@@ -38,13 +38,13 @@ _PATH = re.compile(r"(?:file://|(?<![\w.:/~<-]))~?/(?:[^\s/'\"`,;:()\[\]{}<>|]+/
 
 def last_names(
     value,                    # a text, or anything with texts in it
-    known:tuple[str,...]=(),  # paths, which may have spaces in them
+    known:tuple[str,...]=(),  # folders, which may have spaces in their paths
 ):
     "The same, with the last name alone of each absolute path"
     if isinstance(value, dict): return {last_names(k, known): last_names(v, known) for k, v in value.items()}
     if isinstance(value, (list, tuple)): return [last_names(v, known) for v in value]
     if not isinstance(value, str): return value
-    for path in sorted(known, key=len, reverse=True): value = value.replace(path, Path(path).name)
+    for path in sorted(known, key=len, reverse=True): value = value.replace(f"{path}/", "").replace(path, "~")
     return _PATH.sub("", value)
 
 def _name_of_path(v):
@@ -109,7 +109,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 @dataclass(frozen=True, repr=False)
 class Card(Viewable):
-    "What a folder with trained weights is, and how that is known"
+    "A folder with trained weights: its making, its scores, and the evidence for both"
     name:str                 # of the run
     run_id:str=""            # of the run, from its environment.json
     state:str=""             # of the run: finished, stopped
@@ -259,7 +259,7 @@ def training_in_card(run:Run)->dict:
                 norm_of_what_is_trained=finite(receipt.get("last_norm_of_what_is_trained")))
 
 def _rows_in_card(run:Run)->dict:
-    "What was learned, the datasets of the hub, and the figures of both sides"
+    "The summary of what is learned, the datasets of the hub, and the figures of both sides"
     report = read_json_object(run.path/"data.json")
     figures = read_figures(run.path/"data.json")
     names = "rows_read rows_kept rows_dropped rows_cut tokens supervised_tokens fingerprint".split()
@@ -285,7 +285,7 @@ def _scores_of(run:Run, checkpoint:str)->tuple[dict,str]:
     return evaluation_in_card(hash_answers(e)), ""
 
 def _commands(name:str, base:str, result:str)->dict[str,str]:
-    "How to repeat, check and serve it, in the folder of the card"
+    "Commands that repeat, check and serve it, in the folder of the card"
     merged = "." if result != "adapter" else "MERGED"
     serve = dict(vllm=f"vllm serve {shell_quote(base)} --enable-lora --lora-modules {shell_quote(name)}=.")
     if result != "adapter": serve = dict(vllm="vllm serve . --generation-config auto")
@@ -305,7 +305,8 @@ def make_card(
     run = open_run(run, trust_remote_code=trust_remote_code)
     weights, cfg = run.weights(checkpoint), run.config
     result = "merged" if folder is not None else "model" if cfg.method == "full" else "adapter"
-    known = tuple({str(p) for p in (run.path, run.path.parent, Path.home()) if len(p.parts) > 1})
+    folders = {run.path.parent, Path.home(), Path.cwd(), *(Path(path).parent for path in absolute_paths(cfg))}
+    known = tuple(str(folder) for folder in folders if len(folder.parts) > 1)
     here, saved = read_json_object(run.path/"environment.json"), read_json_object(run.path/"config.json")
     files = read_json_object(weights/MANIFEST) if folder is None else _checksums(folder)
     adapter = read_json_object(weights/ADAPTER_CONFIG) if folder is None else {}
@@ -338,7 +339,7 @@ _BEGIN = "<!-- sft_nb card: from card.json, and compared with it by `sft_nb veri
 _END = "<!-- end of the sft_nb card -->"
 
 def hub_metadata(card:Card):   # huggingface_hub's `ModelCardData`
-    "What the hub reads at the top of README.md"
+    "The metadata that the hub reads at the top of README.md"
     from huggingface_hub import EvalResult, ModelCardData
     e, base, found = card.evaluation, card.base.get("name", ""), None
     datasets = card.rows.get("datasets") or None

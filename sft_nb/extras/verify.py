@@ -83,7 +83,7 @@ class Verification(Viewable):
                     data=dict(exit_code=self.exit_code, card=self.card, folder=self.folder, claims=self.claims))
 
 def reason_of(error:Exception)->str:
-    "Why something could not be computed here"
+    "The reason why something could not be computed here"
     return getattr(error, "found", "") or error_summary(error)
 
 def _short(text:str)->str: return text if len(text) <= 60 else f"{text[:40]}…{text[-16:]}"
@@ -94,7 +94,7 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _DECIDING = "sft_nb torch transformers tokenizers peft bitsandbytes".split()   # their versions can change an answer
 
 class Evidence:
-    "What is here to check a card with; a part that is not here raises `SftError`"
+    "The means to check a card with; one that is not here raises `SftError`"
     def __init__(self,
         folder:Path,          # of the card
         card:Card,
@@ -183,7 +183,7 @@ class Evidence:
 
     @cached_property
     def other_versions(self)->str:
-        "How this machine differs from that of the card where an answer can depend on it; empty: it does not"
+        "Differences of this machine from that of the card on which an answer can depend; empty: none"
         was = self.card.versions.get("packages", {})
         here = {name: installed(name) for name in _DECIDING}
         other = [f"{name} {was.get(name)}, here {v}" for name, v in here.items() if was.get(name) != v]
@@ -466,7 +466,7 @@ def check_scores(ev:Evidence)->list[Claim]:
     return claims
 
 def _compare_answers(written:list, found:list)->list[int]:
-    "Where text, row or score of an answer are not the same; figures that only one of them has are not compared"
+    "Numbers of the answers whose text, row or score differ; figures that only one has are not compared"
     def key(a, figures): return a.text, a.expected, a.correct, a.got is None, a.credit, a.closed, a.ended, figures
     other = []
     for k, (a, b) in enumerate(zip(written, found)):
@@ -668,7 +668,7 @@ def verify(
     sample:int=32,                # rows that model and base are asked again; 0: load no model
     remote:bool=False,            # True: download rows and the base from the hub, as the card names them
 )->Verification:
-    "How far each statement of a card holds; ConfigError without a card, `SftError` if it cannot be read"
+    "Check each statement of a card; ConfigError without a card, `SftError` if it cannot be read"
     folder, card = find_card(what)
     for name, path in dict(rows=rows, base=base).items():
         if path is not None and not os.path.isdir(path):

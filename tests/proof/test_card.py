@@ -31,7 +31,7 @@ def of_ada(tmp_path_factory):
     run = train(cfg)
     hostile = f"{home}/x.py says <script> | {SECRET}\n| a | b |"
     Report("guards", {}, [warn(hostile, check="collapse")]).save(run.path/"guards.json")
-    evaluate(run, progress=False)
+    evaluate(run, by="accuracy", progress=False)
     return run
 
 

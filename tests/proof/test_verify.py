@@ -258,6 +258,11 @@ def another_seed(run:Path):
     write_card(run)
 
 
+def a_higher_learning_rate(run:Path):
+    for file in ("config.json", "origin.json"): changed(file, "config", "learning_rate", to=2e-2)(run)
+    write_card(run)
+
+
 def a_lower_loss(run:Path):
     lines = [json.loads(line) for line in (run/"metrics.jsonl").read_text().splitlines()]
     for line in lines[2:]: line["loss"] = line.get("loss", 1) / 2
@@ -273,6 +278,7 @@ CONSISTENT = {
     "another tensor": (all_hashes, "answers of the model", 20),
     "another seed": (another_seed, "rows, train", 0),
     "a lower loss": (a_lower_loss, "training loss", 0),
+    "a higher learning rate": (a_higher_learning_rate, "one step of training", 1),
 }
 
 
@@ -300,7 +306,7 @@ def alone(run:Path, tmp_path)->Path:
 def test_of_a_run_all_but_the_written_is_derived_again(run):
     found = levels(run, sample=20)
     again = ("base", "rows, train", "rows, eval", "chat template", "score", "gain over the base", "answers",
-             "forgetting, again")
+             "forgetting, again", "one step of training")
     assert {found[name] for name in again} == {"re-derived"} and "stated" not in found.values()
 
 
