@@ -35,8 +35,9 @@ setup(
     license_files=["LICENSE"],
     url=cfg["git_url"],
     project_urls={"Documentation": cfg["doc_host"] + cfg["doc_baseurl"]},
+    package_dir={"": "."},   # an editable install is then a path, which editors follow, and no hook of the import
     packages=find_packages(include=["sft_nb", "sft_nb.*"]),
-    package_data={"sft_nb": ["assets/**/*", "configs/*.py", "extras/tools/**/*.toml"]},
+    package_data={"sft_nb": ["assets/**/*", "configs/*.py", "extras/tools/**/*.toml", "**/*.pyi", "py.typed"]},
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),
     extras_require=extras,

@@ -89,7 +89,6 @@ def test_recipes_show_the_figures_of_a_real_model(job, recipe, figures):
         assert f"{measured[of][name or 'value']:.1%}" in text, figure
 
 
-ASKING = [book for book in [*FAILURES, *RECIPES] if book.path.stem[:2] not in ("09", "15") or book in FAILURES]
 QUESTION = re.compile(r"\*\*Predict\.\*\* .+?\?\s.*?Run\s+the\s+cell,\s+then\s+compare\.\n\n"
                       r"<details><summary>Answer</summary>\n\n(.+?)\n\n</details>", re.S)
 
@@ -111,7 +110,7 @@ def shown_next(cells:list[dict], k:int)->str:
 def quoted(answer:str)->list[str]: return [" ".join(quote.split()) for quote in re.findall(r"`([^`]+)`", answer)]
 
 
-@pytest.mark.parametrize("book", ASKING, ids=name)
+@pytest.mark.parametrize("book", [*FAILURES, *RECIPES], ids=name)
 def test_a_page_asks_before_it_shows_and_its_answer_quotes_what_is_shown(book):
     cells = cells_of(book)
     asked = [k for k, cell in enumerate(cells) if "**Predict.**" in cell["source"]]
@@ -124,7 +123,7 @@ def test_a_page_asks_before_it_shows_and_its_answer_quotes_what_is_shown(book):
         assert any(quote in shown for quote in quoted(answer)), f"nothing of {quoted(answer)} is in {shown[:200]!r}"
 
 
-@pytest.mark.parametrize("book", [book for book in ASKING if book in RECIPES], ids=name)
+@pytest.mark.parametrize("book", RECIPES, ids=name)
 def test_a_recipe_ends_with_what_was_seen_and_where_to_go(book):
     last = cells_of(book)[-1]
     _, _, end = last["source"].partition("## What you have seen\n\n")
@@ -136,7 +135,7 @@ def test_a_recipe_ends_with_what_was_seen_and_where_to_go(book):
 TEACHES = {"12_from_here_to_preferences": "log(2)"}   # an assertion that a reader should copy
 
 
-@pytest.mark.parametrize("book", ASKING, ids=name)
+@pytest.mark.parametrize("book", [*FAILURES, *RECIPES], ids=name)
 def test_tests_are_hidden_and_imports_of_modules_folded(book):
     "On the site by a directive, in JupyterLab by metadata"
     for cell in cells_of(book):
@@ -150,7 +149,7 @@ def test_tests_are_hidden_and_imports_of_modules_folded(book):
 
 
 def test_no_accuracy_of_a_recipe_goes_from_nothing_to_nothing():
-    for book in ASKING:
+    for book in RECIPES:
         for cell in cells_of(book):
             shown = "".join("".join(o.get("data", {}).get("text/plain", "")) for o in cell.get("outputs", []))
             assert "no row differs" not in shown, f"{name(book)}: {shown[:300]}"

@@ -80,9 +80,10 @@ class LossState:
         if side is None:
             expected = "train, or eval where rows are held out"
             raise ConfigError("LossPanel", f"there are no {split} rows", expected, 'split="train"')
-        self.n = min(n, len(side.tokens))
-        self.rank, self.chosen, self.shows = RANKS[0], 0, "tuned"
-        self.costs = {}     # base, adapter, checkpoint-N -> costs of each row
+        self.n:int = min(n, len(side.tokens))
+        self.rank:str = RANKS[0]
+        self.chosen, self.shows = 0, "tuned"
+        self.costs:dict[str,list[Cost]] = {}   # base, adapter, checkpoint-N -> costs of each row
         self.measure(checkpoint)
 
     @property
@@ -106,7 +107,7 @@ def measure(self:LossState,
             if name in self.costs: continue
             with using as model: self.costs[name] = self._all(model)
     self.checkpoint = checkpoint
-    self.rows = [self._row(k) for k in range(self.n)]
+    self.rows:list[RowCost] = [self._row(k) for k in range(self.n)]
 
 # %% ../../nbs/16_extras/06_losses.ipynb #e60f17b7
 @patch
@@ -233,6 +234,7 @@ _SORTED_BY = {2: "loss", 3: "gain", 4: "wrong labels?"}   # column of the table 
 
 class LossPanel(Panel):
     "Rows ranked by their loss, and the tokens with the highest loss"
+    state:LossState
     def __init__(self,
         run:Run|str|Path,
         **how,              # as for `LossState`

@@ -85,7 +85,7 @@ def _find_alike(s:Split, name:str)->list[Finding]:
     "A warning if nearly all answers are the same"
     n = s.seen.texts.get("single", 0)
     answer, k = max(s.seen.commonest.items(), key=itemgetter(1), default=("", 0))
-    if k < max(_ALIKE * n, 8) or set(s.seen.formats) <= {"text"}: return []
+    if not answer or k < max(_ALIKE * n, 8) or set(s.seen.formats) <= {"text"}: return []   # no text beside calls
     text = f"{k:,} of {pluralise(n, 'answer')} looked at are {answer[:60]!r}: there is nothing else to learn"
     return [warn(text, "rows with other answers too, or the column that holds them in {fields}", check=f"{name}_alike")]
 

@@ -19,7 +19,7 @@ from ..runs.status import ACTIVE
 from ..runs.summary import short_path
 from .panel import Button, Choice, controls_row, error_html, html_block, Number, Panel, Text
 from .reply_stream import Reply
-from .chat_models import names_in
+from .chat_models import ChatModel, names_in
 from .conversation import GenerationState, question_of
 
 # %% ../../nbs/14_panels/08_generation.ipynb #vew0con1
@@ -58,8 +58,9 @@ class Controls:
 # %% ../../nbs/14_panels/08_generation.ipynb #vew0pan2
 class GenerationPanel(Panel):
     "A prompt and the answers of several models, side by side"
+    state:GenerationState
     writing = False  # True while an answer is being written
-    worker = None    # the generating thread
+    worker:threading.Thread|None = None    # the generating thread
     last = 0.        # time of the last update
     note = ""        # HTML: result of the prompt set
 
@@ -72,7 +73,7 @@ class GenerationPanel(Panel):
     ):
         super().__init__(GenerationState(run, checkpoint))
         state = self.state
-        self.given = {s.name: s for s in state.speakers}   # including those of other runs
+        self.given:dict[str,ChatModel] = {s.name: s for s in state.speakers}   # including those of other runs
         self.controls = Controls(state)
         self.thread, self.drawn = thread, drawn
         self._bind()

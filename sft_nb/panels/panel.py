@@ -49,7 +49,7 @@ class Button(Control):
     primary = traitlets.Bool(False)
     def __init__(self, label:str="", **how):
         super().__init__(label, **how)
-        self.actions = []
+        self.actions:list[Callable] = []
 
     def on_click(self, act:Callable)->None:
         "Call `act` with this button at each press"
@@ -233,9 +233,9 @@ class Panel(anywidget.AnyWidget):
         super().__init__(title=type(self).__name__, saved_id=uuid.uuid4().hex[:12], **traits)
         if state is not None: self.state = state
         self.error = ""      # HTML above all blocks
-        self.failure = None  # the exception behind `error`
+        self.failure:Exception|None = None   # the exception behind `error`
         self.shown = False   # True: a notebook has the picture
-        self.live = {}       # id -> control drawn now
+        self.live:dict[str,Control] = {}     # id -> control drawn now
         self.lock = threading.RLock()
         self.on_msg(self._receive_event)
 
@@ -254,7 +254,7 @@ class Panel(anywidget.AnyWidget):
         if not self.view: self.draw()
         self.follow()
 
-    follower = None   # the thread that keeps up with a run
+    follower:threading.Thread|None = None   # the thread that keeps up with a run
     @property
     def is_live(self)->bool:
         "Is there a run to keep up with?"

@@ -16,7 +16,8 @@ from ..base.escape import escape_html
 from ..base.files import read_json_object
 from ..base.progress import format_duration, format_progress, progress_html, Progress
 from ..base.report import command, ConfigError, Finding, Report, SftError
-from ..runs.status import ACTIVE, CHECKPOINT_ASKED
+from ..config.load import Config
+from ..runs.status import ACTIVE, CHECKPOINT_ASKED, Status
 from ..runs.metrics import curves_html, read_lines, Tail
 from ..runs.directory import Run
 from .panel import bar_row_html, chart, table_html
@@ -33,16 +34,17 @@ class RunState:
         run:Run|str|Path|list,  # a run, or a list of runs
         *others:Run|str|Path,   # more runs for the same curves
     ):
-        self.runs, self.tails = [], []
-        self.at = None          # the step whose batch is shown
-        self.batches = None     # created when the first batch is shown
-        self.last_seen = None        # result of the last check
+        self.runs:list[Run] = []
+        self.tails:list[Tail] = []
+        self.at:int|None = None                 # the step whose batch is shown
+        self.batches:BatchState|None = None     # created when the first batch is shown
+        self.last_seen:tuple|None = None        # result of the last check
         runs = [*run, *others] if isinstance(run, (list, tuple)) else [run, *others]
         if not runs:
             fix = command("sft_nb runs", "list_runs()")
             raise ConfigError("runs", "the list is empty", "one run, or several", fix)
         for one in runs: self.add(one)
-        self.cfg = self.run.config
+        self.cfg:Config = self.run.config
         self.refresh()
 
     @property
@@ -64,19 +66,21 @@ def refresh(self:RunState)->bool:
     "Read the files again; True if something has changed"
     come = [tail.read_new() for tail in self.tails]   # of all of them
     run, path = self.run, self.run.path
-    self.state = run.state if path.is_dir() else "removed"
-    self.status, self.progress = run.status, run.progress
-    try: self.noticed = Report.load(path/"guards.json").findings
+    self.state:str = run.state if path.is_dir() else "removed"
+    self.status:Status = run.status
+    self.progress:Progress = run.progress
+    try: self.noticed:list[Finding] = Report.load(path/"guards.json").findings
     except SftError: self.noticed = []   # it is being written, or is damaged
     self.planned = _planned_memory(read_json_object(path/"plan.json"))
-    self.damage = [f"{run.name}/metrics.jsonl: {tail.why}" for run, tail in zip(self.runs, self.tails) if tail.why]
+    self.damage:list[str] = [f"{run.name}/metrics.jsonl: {tail.why}"
+                             for run, tail in zip(self.runs, self.tails) if tail.why]
     try: lines = read_lines(path/"samples.jsonl")
     except SftError as e:
         lines = []
         self.damage.append(f"{run.name}/samples.jsonl: {e.found}")
-    self.samples = [line for line in lines if _has_answers(line)]
-    self.checkpoints = [p.name for p in run.checkpoints()]
-    self.save_requested = (path/CHECKPOINT_ASKED).exists()
+    self.samples:list[dict] = [line for line in lines if _has_answers(line)]
+    self.checkpoints:list[str] = [p.name for p in run.checkpoints()]
+    self.save_requested:bool = (path/CHECKPOINT_ASKED).exists()
     before = self.last_seen
     self.last_seen = (self.state, self.status, self.progress, self.noticed, self.samples, self.checkpoints,
                       self.save_requested, self.damage)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig
@@ -103,8 +104,8 @@ def _cut_row(ids:list[int], labels:list[int])->tuple[list[int],int]:
 
 @torch.no_grad()
 def probe(
-    model,
-    tokenizer,
+    model:Any,
+    tokenizer:Any,
     conversations:list[list[dict]],  # each ends with a user message
     *, rows:list[tuple[list[int],list[int]]]|None=None,   # ids and labels: compute logits on these
     like:Probe|None=None,            # compute logits on the sequences of this probe

@@ -403,7 +403,7 @@ def _sources_in_memory(rows, name:str)->list[Source]:
                    'open_rows("train.jsonl")')
 
 def open_rows(
-    rows,                # a file, a folder, a hub id, a Dataset, a list of rows, a table or columns, or any iterable
+    rows:Any,            # a file, a folder, a hub id, a Dataset, a list of rows, a table or columns, or any iterable
     *, name:str="rows",  # what to call rows that have no name of their own
     split:str="train",   # train or eval: which files of a folder with several splits
     domain:str|None=None,# from a folder, only the files of this domain
@@ -535,7 +535,7 @@ def total(self:Mixture)->int|None:
     return sum(totals) if self.n is None else min(sum(totals), self.n)
 
 def read_rows(
-    rows,                # as `open_rows` takes it
+    rows:Any,            # as `open_rows` takes it
     *, n:int|None=None,  # at most this many; None: all
     name:str="rows",     # what to call rows that have no name of their own
 )->dict[str,dict]:       # place -> row

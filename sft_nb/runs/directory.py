@@ -9,10 +9,11 @@ __all__ = ['SYSTEM_PROMPT_FILE', 'Run', 'check_links', 'check_permissions', 'ope
 
 # %% ../../nbs/10_runs/10_directory.ipynb #aeb61a38
 import errno, math, os, sys, time, uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Never, TYPE_CHECKING
 
 from fastcore.basics import patch
 
@@ -43,6 +44,10 @@ from .names import (
 from .provenance import change_world_size, check_resume_settings, extend_training, go_back, no_checkpoint
 from .summary import BADGES, loss_line, short_path, state_badge, summary
 
+if TYPE_CHECKING:   # imported by the functions that need them
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
 # %% ../../nbs/10_runs/10_directory.ipynb #d8d2a9cf
 _LOG_BYTES = 2**20   # at the end of log.txt, which are read
 
@@ -53,7 +58,7 @@ class Run(Viewable):
         *, trust_remote_code:bool=False,  # True: trust code named by its config
     ):
         if not isinstance(path, (str, Path)): path = named_run(path)   # its error
-        self.path = Path(path).absolute()   # a notebook may change the working folder
+        self.path:Path = Path(path).absolute()   # a notebook may change the working folder
         self.trusts = trust_remote_code
         self._lock = None                   # the lock held by `locked`
         self._config = None                 # the config that was read last, and the state of its file
@@ -87,8 +92,8 @@ class Run(Viewable):
     @property
     def adapter(self)->Path: return self.path/"adapter"
 
-    def plot(self):
-        "The loss curve as a matplotlib `Figure`"
+    def plot(self)->"Figure":
+        "The loss curve"
         return plot(self)
 
     def log(self,
@@ -301,8 +306,8 @@ def step(self:Run)->int:
     return max(self.status.step, last_line(self.path/"metrics.jsonl").get("step", 0))
 
 @patch
-def history(self:Run):
-    "metrics.jsonl as a pandas `DataFrame`, one row a step, training and held-out figures beside each other"
+def history(self:Run)->"DataFrame":
+    "metrics.jsonl, one row a step, training and held-out figures beside each other"
     import pandas as pd
     lines = pd.DataFrame(self.metrics())
     return lines.groupby("step", as_index=False).last() if len(lines) else lines
@@ -321,7 +326,7 @@ def _being_trained_error(run:Run, who:Process|None)->ConfigError:
 
 @patch
 @contextmanager
-def locked(self:Run):
+def locked(self:Run)->Iterator[Run]:
     "Lock the run, once for each `Run`; ConfigError if another process has locked it, `SftError` if that cannot be done"
     if self._lock is not None:
         yield self
@@ -558,7 +563,7 @@ def resume(self:Run,
     trust_remote_code:bool=False,        # True: trust code named by its config
     num_train_epochs:float|None=None,    # a larger number, to extend a finished run
     max_steps:int|None=None,             # or a larger number of steps
-    **settings,                          # refused: settings of a run cannot change
+    **settings:Never,                    # refused: settings of a run cannot change
 )->Run:
     "Continue in a process of its own, or in several; ConfigError if that cannot be done"
     open_run(self, trust_remote_code=trust_remote_code, writes=True)
@@ -646,7 +651,7 @@ def replay(self:Run,
     step:int,                        # counted from 1
     *, without:Sequence[int]=(),     # rows, counted from 1, that the step does not learn
     learning_rate:float|None=None,   # of the step; None: as scheduled
-):                                   # a `Replay`
+)->Any:                              # a `Replay`
     "Take an optimiser step again, beside what was logged; ConfigError for one that was not taken, or for other rows"
     return need_extension("replay", f"replay {self.name}")(self, step, without=without, learning_rate=learning_rate)
 
@@ -659,7 +664,7 @@ def _ipython_display_(self:Run)->None:
 # %% ../../nbs/10_runs/10_directory.ipynb #af42d233
 def plot(
     run:Run|str|Path,
-):   # a matplotlib `Figure`
+)->"Figure":
     "The loss curve"
     run = run if isinstance(run, Run) else Run(named_run(run))
     return curve(run.metrics(), run.name)
@@ -691,7 +696,7 @@ def _with_html(runs):
 def list_runs(
     root:str|Path="runs",
     *, only:tuple[str,...]=(),  # names; empty: all. With two or more, differing settings are columns
-):                              # a pandas `DataFrame`
+)->"DataFrame":
     "The runs in a folder, oldest first; ConfigError if there is none"
     import pandas as pd
     root = Path(root)

@@ -8,6 +8,7 @@ __all__ = ['ANY_FORMAT', 'Score', 'Task', 'fill_template', 'reference_answer', '
 
 # %% ../../nbs/03_tasks/00_core.ipynb #cd7e2746
 import difflib, importlib, math, os, re, runpy, sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
@@ -124,7 +125,7 @@ def task(
     *fields:str,              # names of columns; the last one is the answer
     prompt:str|None=None,     # a template with {columns} in it; None: all columns but the last
     system:str|None=None,     # the system message
-):                            # a decorator: the function `(text, row)` becomes a task
+)->Callable[[Callable],Task]: # a decorator: the function `(text, row)` becomes a task
     "Make a task from a function that scores an answer; ConfigError for fewer than two columns"
     if len(fields) > 1 and all(isinstance(f, str) for f in fields):
         if prompt is not None and not any(f"{{{f}}}" in prompt for f in fields[:-1]):

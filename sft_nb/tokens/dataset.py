@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from fastcore.basics import patch
@@ -35,6 +36,11 @@ from .pipeline import loose_text, RowStatistics
 from .accounting import Counts, REQUESTED, Totals
 from .display import Example, spans_text
 
+if TYPE_CHECKING:   # imported by the functions that need them
+    from datasets import Dataset
+    from matplotlib.figure import Figure
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
 # %% ../../nbs/04_tokens/09_dataset.ipynb #86309b87
 def _read_lines(file:Path)->list[dict]:
     with file.open(encoding="utf-8", errors="surrogatepass") as lines: return [json.loads(line) for line in lines]
@@ -44,12 +50,12 @@ _LONGEST_LABEL_TOKENS, _EXAMPLES_FOR_LABELS = 32, 2000
 @dataclass(repr=False)
 class Split:
     "One side of the data: its examples, and what became of its rows"
-    tokens:object               # a Dataset: columns input_ids and labels, int32, ragged; read from `folder` as needed
+    tokens:"Dataset"            # columns input_ids and labels, int32, ragged; read from `folder` as needed
     stats:dict[str,np.ndarray]  # for each example: length, supervised, row, last, whole, prompt, loose; see `Ledger`
     totals:Totals               # counts, formats, reasons, fingerprint
     source:Mixture              # where the rows came from
     folder:Path                 # tokens.arrow, dropped.jsonl, cut.jsonl
-    tokenizer:object=None       # the tokenizer that wrote them
+    tokenizer:"PreTrainedTokenizerBase|None"=None   # that wrote them
 
     @property
     def counts(self)->Counts: return self.totals.counts
@@ -129,7 +135,7 @@ class Data(Viewable):
     train:Split
     eval:Split|None
     report:Report
-    tokenizer:object
+    tokenizer:"PreTrainedTokenizerBase"
     task:Task
     cfg:Config      # the config it was prepared with
     asked_task:str|None=field(default=None, compare=False)   # the task of the config that `prepare` was given
@@ -160,7 +166,7 @@ def examples(
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #acc00009
 @patch
-def plot(self:Data):
+def plot(self:Data)->"Figure":
     "A histogram of the examples' lengths"
     from matplotlib.figure import Figure
     side = self.train

@@ -248,9 +248,10 @@ def _other_rows_than(run:Path, sides:dict[str,Split|None])->list[Finding]:
 
 def prepare(
     cfg:Config|str|Path|dict,   # or an argument for `load_config`: "demo"
-    tokenizer=None,        # None: the one named by `cfg`
+    tokenizer:Any=None,    # None: the one named by `cfg`
     *, task:Task|None=None,# None: the one that `cfg` names
-    train=None, eval=None, # rows instead of files: a list, a Dataset, any iterable
+    train:Any=None,        # rows instead of files: a list, a Dataset, any iterable
+    eval:Any=None,         # rows instead of files: a list, a Dataset, any iterable
 )->Data:
     "Rows -> tokens and labels, with a report of every row kept, cut or dropped; `SftError` if nothing is left"
     cfg = as_config(cfg)

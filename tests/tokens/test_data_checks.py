@@ -44,6 +44,13 @@ def test_clean_answers_are_not_flagged(tokenizer):
     assert findings(rows(lambda k: ("yes", "no")[k % 2]), tokenizer) == {}   # labels
 
 
+def test_calls_without_text_are_not_equal_answers(tokenizer):
+    def call(k): return dict(role="assistant", tool_calls=[dict(function=dict(name="add", arguments=dict(a=k)))])
+    tools = [dict(name="add", parameters={})]
+    train = [dict(messages=[dict(role="user", content=question(k)), call(k)], tools=tools) for k in range(60)]
+    assert [*findings(train, tokenizer)] == ["train_tools"]
+
+
 def test_answers_cut_at_a_number_of_tokens(tokenizer):
     def cut(k): return tokenizer.decode(tokenizer(sentence(10 + 3 * k, k))["input_ids"][1:61], skip_special_tokens=True)
     found = findings(rows(cut), tokenizer)
