@@ -26,7 +26,8 @@ from .commands import (
     check_command, checkpoint_command, config_command, data_command, plan_command,
     search_command, stop_command, train_command)
 from .evaluation import (
-    _COMPARE, _EVALUATE, _GENERATE, _MERGE, _PAGE, _PROVE, _REPLY_OPTIONS, _RUNS, _SWEEP, _VERDICT,
+    _CARD_OPTIONS, _COMPARE, _EVALUATE, _GENERATE, _MERGE, _PAGE, _PROVE, _REPLY_OPTIONS, _RUNS, _SWEEP, _VERDICT,
+    _VERIFY,
     card_command, chat_command, compare_command, evaluate_command, generate_command, merge_command, report_command,
     prove_command, runs_command, sweep_command, verdict_command, verify_command)
 
@@ -74,7 +75,8 @@ def _find_command(
 # %% ../../nbs/15_cli/03_console.ipynb #cn0cpl02
 _OWN_OPTIONS = dict(
     train=_TRAIN, search=_SEARCH, evaluate=_EVALUATE, sweep=_SWEEP, verdict=_VERDICT, compare=_COMPARE,
-    generate=_GENERATE, chat=_REPLY_OPTIONS, merge=_MERGE, prove=_PROVE, report=_PAGE, check=_CHECK, plan=_PLAN,
+    generate=_GENERATE, chat=_REPLY_OPTIONS, merge=_MERGE, prove=_PROVE, report=_PAGE, card=_CARD_OPTIONS,
+    verify=_VERIFY, check=_CHECK, plan=_PLAN,
     data=_DATA, config=_CONFIG, runs=_RUNS, stop=_STOP, checkpoint=_CHECKPOINT_NOW)
 _WITH_SETTINGS = ("train", "search", "check", "plan", "data", "config")
 
