@@ -8,7 +8,7 @@ NEWEST := .venv-newest
 NEWEST_TESTS := tests/batches tests/model/test_attention.py tests/model/test_loss.py tests/tokens/test_encode.py \
     tests/training/test_trainer.py tests/training/test_resume.py tests/proof/test_merge.py
 
-.PHONY: demo run quick test newest soak real peers profile lab docs bench measure tiny
+.PHONY: demo export run quick test newest soak real peers profile lab docs bench measure tiny
 
 demo: $(READY)          ## a small model learns to solve word problems: about a minute of 4-bit QLoRA
 	$(BIN)/sft_nb train --config demo
@@ -18,6 +18,11 @@ test: $(READY)          ## ruff is clean, generated code equals notebooks, noteb
 	$(BIN)/python scripts/check_generated.py
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/test_notebooks.py
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -q -n 2 --dist worksteal
+
+export: $(READY)        ## clean notebooks; from them sft_nb/*.py, and the stubs by which editors know its names
+	$(BIN)/nbdev_clean
+	$(BIN)/nbdev_export
+	$(BIN)/python scripts/stubs.py
 
 run: $(READY)           ## a notebook from top to bottom, with its outputs: make run NB=nbs/01_config/04_load.ipynb
 	$(BIN)/python scripts/run_notebook.py $(NB)

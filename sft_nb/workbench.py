@@ -10,6 +10,7 @@ import os, shutil, weakref
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
+from typing import Any, TYPE_CHECKING
 
 import torch
 from fastcore.basics import patch
@@ -35,6 +36,10 @@ from .model.finetuning.checkpointing import save_memory
 from .model.finetuning.parallelism import division_of
 from .planning.plan import DECIDED, Plan, plan as make_plan
 from .planning.plan import with_plan, without_plan
+
+if TYPE_CHECKING:   # by their modules: an editor then reads those alone
+    from transformers.modeling_utils import PreTrainedModel
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 # %% ../nbs/08_workbench.ipynb #wb000007
 class cached_part(cached_property):
@@ -87,7 +92,7 @@ class _Asked:
         return find_hardware(**self.requested.values(find_hardware))
 
     @cached_part
-    def tokenizer(self):
+    def tokenizer(self)->"PreTrainedTokenizerBase":
         "The tokenizer, with a pad token and a chat template; ConfigError if it cannot be loaded"
         if self.own_tokenizer is not None: return self.own_tokenizer
         if self.given["data"] is not None: return self.given["data"].tokenizer
@@ -193,7 +198,7 @@ class _Planned(_Asked):
 class Workbench(_Planned):
     "`cfg` as resolved on this machine; each part is built on first use"
     @cached_part
-    def model(self):
+    def model(self)->Any:
         "Base and new adapter, ready to train; ConfigError if it cannot be loaded"
         if self.untrained is not None:
             self.given["model"] = extension("own_model").make_trainable(self.untrained, self.tokenizer, self.cfg)
@@ -300,12 +305,12 @@ def loss(self:Workbench,
 @patch
 def trained(self:Workbench,
     folder:str|Path,   # a run's adapter, or a checkpoint
-):                     # in eval mode; without its adapter it is the base, unless the adapter's start changed that
+)->Any:                # in eval mode; without its adapter it is the base, unless the adapter's start changed that
     "The trained model in `folder`; ConfigError if it has no weights"
     return load_adapter(self.requested, self.tokenizer, folder)
 
 @patch
-def base(self:Workbench):
+def base(self:Workbench)->"PreTrainedModel":
     "The model before any training, in eval mode; ConfigError if it cannot be loaded"
     return load_base(self.requested, self.tokenizer)
 

@@ -166,12 +166,14 @@ def test_the_recipes_pass_the_quick_checks(tmp_path):
     copy = Copy(tmp_path)
     for perform in (add_setting, add_task, add_format, add_check, add_control): perform(copy)
     (tmp_path/"tests/test_performed.py").write_text(PERFORMED.lstrip())
-    for tool in ("nbdev_export", "nbdev_clean"):
-        done = copy.run(str(Path(sys.executable).parent/tool))
+    programs = Path(sys.executable).parent
+    for tool in (programs/"nbdev_clean", programs/"nbdev_export", "scripts/stubs.py"):   # what `make export` runs
+        done = copy.run(str(tool))
         assert done.returncode == 0, done.stderr
     done = copy.run("-m", "ruff", "check", "-q", "nbs", "sft_nb", "tests")
     assert done.returncode == 0, done.stdout
 
+    assert "\n    torch_empty_cache_steps: int | None\n" in (tmp_path/"sft_nb/config/settings.pyi").read_text()
     selected = copy.run("scripts/quick.py", "--list").stdout
     notebooks = re.findall(r"(?m)^  (nbs/\S+)", selected)
     assert {Path(name).stem[3:] for name in notebooks} == {"settings", "spelling", "readers", "rows"}

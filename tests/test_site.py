@@ -24,7 +24,7 @@ def page(book:Notebook)->str: return str(book.path.relative_to(ROOT/"nbs"))
 
 def mixed(cell:Cell)->bool:
     "Would nbdev, which executes every cell that imports, execute more than imports and definitions?"
-    statements = cell.tree.body
+    statements = [s for s in cell.tree.body if not (isinstance(s, ast.If) and ast.unparse(s.test) == "TYPE_CHECKING")]
     if any(isinstance(s, IMPORTS) for s in statements): return not all(isinstance(s, IMPORTS) for s in statements)
     inside = not cell.exported and any(isinstance(n, IMPORTS) for n in ast.walk(cell.tree))
     return inside and not all(isinstance(s, DEFINITIONS) for s in statements)
@@ -33,6 +33,7 @@ def mixed(cell:Cell)->bool:
 @pytest.mark.parametrize("source, wrong", [
     ("import torch\nfrom sft_nb import prepare", False),
     ("#| export\nimport torch", False),
+    ("import torch\nif TYPE_CHECKING: from torch import nn", False),
     ("import torch\ntorch.manual_seed(0)", True),
     ("#| export\nimport torch\ndef f(): return 1", True),
     ("def f():\n    import torch\n    return torch", False),

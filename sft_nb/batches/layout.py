@@ -11,7 +11,7 @@ __all__ = ['text_config', 'model_class', 'counts_from_padding', 'supports_flatte
 import inspect
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Callable
+from typing import Any, Callable
 
 import numpy as np
 import torch
@@ -225,8 +225,8 @@ def choose_layout(
 # %% ../../nbs/05_batches/03_layout.ipynb #10f68462
 def collator_for(
     cfg:Config,
-    model,       # a loaded model
-    tokenizer,
+    model:torch.nn.Module,   # a loaded model
+    tokenizer:Any,
 )->tuple[Callable,bool]:   # the collator, and whether it flattens
     "The collator for a model; ConfigError if flattening is requested but rows would see each other"
     layout = choose_layout(model.config._attn_implementation or "", model.config, tokenizer, model,

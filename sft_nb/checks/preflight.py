@@ -541,7 +541,7 @@ def preflight(
     cfg:Config|Data|Workbench,  # data brings its config; a workbench keeps rows and plan, but releases its model
     data:Data|None=None,        # from `prepare`; None: prepare the rows
     *, plan:Plan|None=None,     # None: make one
-    model=None,              # restored afterwards; None: load one and discard it
+    model:torch.nn.Module|None=None,  # restored afterwards; None: load one and discard it
     progress:bool=False,     # True: show the progress bar at once; False: after two seconds
     keep_model:bool=False,   # True: the given workbench keeps the loaded model, unless a check fails
 )->Report:                   # its `status` is fail if training should not begin

@@ -9,6 +9,7 @@ __all__ = ['wilson', 'grouped', 'mean_interval', 'interval', 'mcnemar', 'sign_te
 
 # %% ../../nbs/12_evaluation/01_statistics.ipynb #st0imp01
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -63,7 +64,7 @@ def _bounds_by_t(
     return lower, upper
 
 def mean_interval(
-    values,                    # (n,), one per row
+    values:Sequence[float]|np.ndarray,   # (n,), one per row
     *, clusters:list|None=None,
     largest:float|None=None,   # the mean is from 0 to this; None: to 1 if all values are, else it has no bounds
 )->tuple[float,float]:
@@ -273,8 +274,8 @@ def _check_finite(values, name:str)->np.ndarray:
                    "look at its weights and at {dtype}: a model whose scores overflow cannot be compared")
 
 def difference(
-    base,                          # (n,), one value per row
-    tuned,                         # in the same order
+    base:Sequence[float]|np.ndarray,    # (n,), one value per row
+    tuned:Sequence[float]|np.ndarray,   # in the same order
     *, clusters:list|None=None,
     z:float=1.96,                  # standard errors on each side of the interval
 )->Difference:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,6 +32,8 @@ from .trivial import Baselines, find_trivial
 from .evaluate import (
     change_in_words, detectable_in_words, Evaluation, gains_in_words, make_evaluator,
     rows_in_words, save_evaluation, scored_with_thoughts, WITH_THOUGHTS)
+
+if TYPE_CHECKING: from pandas import DataFrame
 
 # %% ../../nbs/12_evaluation/06_sweep.ipynb #b3d84acb
 class CheckpointSwapper:
@@ -164,7 +167,7 @@ class Sweep(Ranking):
         return [*find_trivial(self.checkpoints[self.best], self.baselines),
                 *([lowest] if lowest and lowest.status != "ok" else [])]
 
-    def table(self):   # a pandas `DataFrame`
+    def table(self)->"DataFrame":
         "A row for each checkpoint, the base first; gains are not corrected for the choice"
         import pandas as pd
         lines = []

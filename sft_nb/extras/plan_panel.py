@@ -17,7 +17,7 @@ from ..base.report import SftError
 from ..config.load import Config
 from ..tokens.dataset import Data
 from ..tokens.prepare import prepare
-from ..model.hardware import DEVICES, find_device
+from ..model.hardware import Device, DEVICES, find_device
 from ..planning.plan import findings, plan, Plan
 from ..panels.panel import bar_row_html, Choice, Control, controls_row, error_html, Number, Panel, table_html
 
@@ -32,15 +32,17 @@ class PlanState:
         *, device:str|None=None,       # h200-141gb ...: any GPU of the list; None: from the config
         lengths:list[int]|None=None,   # lengths of some rows that represent all
     ):
-        self.asked = source.cfg if isinstance(source, Data) else source
+        self.asked:Config = source.cfg if isinstance(source, Data) else source
         if lengths is None:   # at most a thousand rows, including the longest
             data = source if isinstance(source, Data) else prepare(source)
             ordered = sorted(map(int, data.train.lengths), reverse=True)
             lengths = ordered[::-(-len(ordered) // 1000)]
-        self.lengths, self.cfg = lengths, self.asked
-        self.device = None if device is None else find_device(device)
+        self.lengths:list[int] = lengths
+        self.cfg:Config = self.asked
+        self.device:Device|None = None if device is None else find_device(device)
         self.made:dict[tuple,Plan] = {}   # existing plans
         self.error:SftError|None = None
+        self.plan:Plan
         self._plan()
 
 # %% ../../nbs/16_extras/07_plan_panel.ipynb #plp00007
@@ -179,6 +181,7 @@ def _choice_control(label:str, value, options:list, **how)->Choice:
 
 class PlanPanel(Panel):
     "Memory by part, with controls for the settings that decide it"
+    state:PlanState
     def __init__(self,
         source:Config|Data,            # for a config, rows are prepared unless `lengths` are given
         *, device:str|None=None,       # h200-141gb ...: any GPU of the list; None: from the config
@@ -186,7 +189,7 @@ class PlanPanel(Panel):
     ):
         super().__init__(PlanState(source, device=device, lengths=lengths))
         here = self.state.plan.device
-        self.controls = _setting_controls(self.state.cfg) | dict(
+        self.controls:dict[str,Control] = _setting_controls(self.state.cfg) | dict(
             device=_choice_control("card", here.name, [*DEVICES]),
             gib=Number("its memory, GiB", value=round(here.gib, 1), min=.1, max=10_000, step=.1))
         for name, control in self.controls.items(): control.observe(self._changed(name), "value")

@@ -8,10 +8,12 @@ __all__ = ['ValueRange', 'search_space', 'Trial', 'next_in_grid', 'next_from_opt
 
 # %% ../../nbs/16_extras/19_search.ipynb #srch0003
 import ast, itertools, json, math, re, shutil
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -39,6 +41,10 @@ from ..evaluation.statistics import correct_for_choice
 from ..evaluation.generations import digest, paired, Scores
 from ..evaluation.evaluate import Evaluator, leaves_base, make_evaluator
 from ..evaluation.sweep import Ranking, Sweep
+
+if TYPE_CHECKING:   # imported by the functions that need them
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 # %% ../../nbs/16_extras/19_search.ipynb #srch0006
 @dataclass(frozen=True)
@@ -293,7 +299,7 @@ class Search(Ranking):
             lines.append(line | {"time": f"{self.seconds[name]:,.0f} s", "state": state, "run": name})
         return lines
 
-    def table(self):   # a pandas `DataFrame`
+    def table(self)->"DataFrame":
         "A row for each run, with its values, its score and its state"
         import pandas as pd
         rows = [dict(run=name) | values | {self.by: self.scores[name].overall(self.by) if name in self.scores else None}
@@ -318,7 +324,7 @@ class Search(Ranking):
         return found | dict(base=self.base.overall(self.by), best=self.swept.best, as_good=self.as_good,
                             difference=self.swept.pick.difference, at_the_edge=self.at_the_edge())
 
-    def plot(self):   # a matplotlib `Figure`
+    def plot(self)->"Figure":
         "Scores with 95% intervals over each setting that differs; empty circles: losses of runs when they were stopped"
         from matplotlib.figure import Figure
         figure = Figure(figsize=(3.6 * len(self.names), 3), layout="constrained")
@@ -477,7 +483,7 @@ def search(
     sampler:str="grid",           # grid: every combination; or a sampler of Optuna: random, tpe, gp ...
     trials:int|None=None,         # runs of a sampler; None: 10
     stop_early:bool=True,         # by loss: stop a run that cannot win
-    **values,                     # setting -> list of values, or a range: learning_rate="1e-5..1e-3"
+    **values:Sequence|str,        # setting -> list of values, or a range: learning_rate="1e-5..1e-3"
 )->Search:
     "Train with each combination and score it on held-out rows; the same call continues a search that was stopped"
     cfg, data = config_and_data(cfg)

@@ -60,6 +60,40 @@ def _started_processes(launcher:list[str], known:dict[str,str])->int:
     nodes = flags.get("nnodes", flags.get("num_nodes", known.get("NNODES", 1)))
     return int(each) * int(nodes) if str(each).isdigit() and str(nodes).isdigit() else 1
 
+_STAGES = {"0": None, "1": "zero2", "2": "zero2", "3": "zero3"}
+
+def _sharding(launcher:list[str], near:list[Path])->dict[str,Any]:
+    "DeepSpeed, FSDP and processes of `accelerate launch`, also from its file; ConfigError for a missing file"
+    import yaml
+    if not any(Path(word).name == "accelerate" for word in launcher): return {}
+    given = _option_values(launcher[1:])[0].items()
+    flags = {plain_name(name): v[0] if isinstance(v, list) else v for name, v in given}
+    named, found = flags.get("config_file"), {}
+    if named:
+        file = next((p for folder in near if (p := folder/str(named)).is_file()), None)
+        if file:
+            try: said = yaml.safe_load(file.read_text(encoding="utf-8"))
+            except (OSError, ValueError, yaml.YAMLError) as e:
+                raise ConfigError(str(file), error_summary(e), "a file of accelerate config") from e
+            said = said if isinstance(said, dict) else {}
+            inside = said.get("deepspeed_config")
+            kind = str(said.get("distributed_type", "")).upper()
+            found = said | (inside if isinstance(inside, dict) else {})
+            found |= dict(use_deepspeed=kind == "DEEPSPEED", use_fsdp=kind == "FSDP")
+        elif stage := re.search(r"z(?:ero)?_?-?([0-3])", Path(str(named)).name.lower()):
+            found = dict(use_deepspeed=True, zero_stage=stage[1])
+        elif "fsdp" in str(named).lower(): found = dict(use_fsdp=True)
+        elif not re.search("single_gpu|multi_gpu|ddp|cpu", str(named).lower()):
+            raise ConfigError("accelerate launch", f"its settings are in {named}, which is not there", "",
+                              "--num-processes 8, and --deepspeed zero3 or --fsdp, if it shards")
+    found |= flags
+    values = {}
+    if "num_processes" in found: values["num_processes"] = found["num_processes"]
+    if found.get("use_deepspeed"):
+        values["deepspeed"] = found.get("deepspeed_config_file") or _STAGES.get(str(found.get("zero_stage", 2)))
+    if found.get("use_fsdp"): values["fsdp"] = True
+    return {name: v for name, v in values.items() if v is not None}
+
 _SUBCOMMANDS = ("sft", "rlhf", "pt", "train", "train_sft")
 
 def _split_command(words:list[str])->tuple[list[str],list[str]]:
@@ -119,12 +153,11 @@ def read_shell_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
     named = values.pop("config", None) or next((word for word in alone if word.endswith((".yaml", ".yml"))), None)
     if not values and not named:
         raise ConfigError(str(path), "no command in it has options", fix="write the settings in YAML: max_length: 512")
-    lines = text.splitlines()
+    near, lines = (path.parent, Path.cwd(), *path.absolute().parents[:4]), text.splitlines()
     numbers = {name: next((n for n in range(first, len(lines) + 1) if name in lines[n - 1]), first) for name in values}
     entries, problems, tool = [], [], ""
     if named:
-        near = [folder/str(named) for folder in (path.parent, Path.cwd(), *path.absolute().parents[:4])]
-        file = next((p for p in near if p.is_file()), None)
+        file = next((p for folder in near if (p := folder/str(named)).is_file()), None)
         if file is None:
             raise ConfigError(f"{path}:{first}", f"its settings are in {named}, which is not there", "",
                               command(f"sft_nb config --config {shell_quote(Path(str(named)).name)}"))
@@ -139,6 +172,10 @@ def read_shell_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
     values = {name: v for name, v in values.items() if name not in unset}
     if launcher[-1:] == ["pt"]: values["stage"] = "pt"   # not an option there, but a command
     own, more = entries_of(values, path, lines=numbers, tool=tool)
-    if (n := _started_processes(launcher, known)) > 1 and "num_processes" not in map(full_name, values):
-        own.append(SettingEntry("num_processes", n, f"{path}:{first}", ASSIGNED, own[0].tool if own else tool))
+    launched = {}
+    try: launched = _sharding(launcher, near)
+    except ConfigError as e: problems.append(e)
+    if (n := _started_processes(launcher, known)) > 1: launched["num_processes"] = n
+    for name in launched.keys() - {*map(full_name, values)}:
+        own.append(SettingEntry(name, launched[name], f"{path}:{first}", ASSIGNED, own[0].tool if own else tool))
     return entries + own, problems + more

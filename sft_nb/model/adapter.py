@@ -15,6 +15,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -368,10 +369,10 @@ def train_in_full(model, patterns:tuple[str,...]|None=None)->None:
 
 # %% ../../nbs/06_model/07_adapter.ipynb #bda7fa01
 def add_adapter(
-    model,       # a base from `load_base`
-    tokenizer,
+    model:Any,   # a base from `load_base`
+    tokenizer:Any,
     cfg:Config,
-):               # the model in train mode: a PeftModel, or the model itself for `method="full"`
+)->Any:          # the model in train mode: a PeftModel, or the model itself for `method="full"`
     "Freeze the base and add a new adapter, as `cfg.method` says; ConfigError for what peft cannot do"
     from peft import get_peft_model
     transformers.set_seed(cfg.seed)
@@ -429,8 +430,8 @@ def method_of_earlier(
 # %% ../../nbs/06_model/07_adapter.ipynb #d8dee1b8
 def load_model(
     cfg:Config,
-    tokenizer,
-):               # ready to train
+    tokenizer:Any,
+)->Any:          # ready to train
     "The base with its adapter (for `full`, all weights trainable); the adapter is new or from `adapter_name_or_path`"
     earlier = _need_earlier_adapter(cfg.adapter_name_or_path)
     folder = earlier and earlier.find_earlier_adapter(cfg)   # raised before anything is loaded
@@ -526,9 +527,9 @@ def check_trained(
 # %% ../../nbs/06_model/07_adapter.ipynb #346cd826
 def load_adapter(
     cfg:Config,          # of the run
-    tokenizer,
+    tokenizer:Any,
     path:str|Path,       # folder with adapter_config.json, or with the whole model for `method="full"`
-):                       # in eval mode; without its adapter it is the base, unless the adapter's start changed that
+)->Any:                  # in eval mode; without its adapter it is the base, unless the adapter's start changed that
     "A trained model from its run; ConfigError if the folder holds no weights, `SftError` if they are not finite"
     path = Path(path)
     check_trained(path, cfg.method)

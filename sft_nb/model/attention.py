@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import lru_cache
 from importlib import import_module
-from typing import Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -321,7 +321,7 @@ def _attend_in_python(q, k, v, mask:Documents|torch.Tensor|None, cu, *, scaling:
 
 # %% ../../nbs/06_model/03_attention.ipynb #4968d3b3
 def varlen_attention(
-    module,               # the attention layer
+    module:torch.nn.Module,           # the attention layer
     query:torch.Tensor,   # (B, H, T, D)
     key:torch.Tensor,     # (B, H / groups, T, D)
     value:torch.Tensor,
@@ -331,7 +331,7 @@ def varlen_attention(
     softcap:float|None=None,
     s_aux:torch.Tensor|None=None,   # one sink per head: (H,)
     cu_seq_lens_q:torch.Tensor|None=None,
-    **kwargs,
+    **kwargs:Any,
 )->tuple[torch.Tensor,None]:   # (B, T, H, D)
     "Attention as transformers' interface calls it; `SftError` for what it does not support"
     if kwargs.get("position_bias") is not None:
@@ -410,7 +410,7 @@ def choose_attention(
     wanted:str,           # auto, varlen, sdpa, eager, flash_attention_2 ...
     device:str,
     dtype:torch.dtype,
-    shape,                # the model's config
+    shape:Any,            # the model's config
 )->tuple[str|None,str]:   # the name and the reason; None: transformers' default
     "The attention to load a model with; ConfigError for one that is not there"
     kind, name = model_class(shape), shape.model_type

@@ -13,6 +13,7 @@ import logging, math, sys, tempfile, warnings
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any, TYPE_CHECKING
 
 import torch
 import transformers
@@ -30,6 +31,8 @@ from .hardware import find_hardware
 from .attention import choose_attention
 from .experts import computes_product, count_experts, is_router
 from .loss import causal_lm
+
+if TYPE_CHECKING: from transformers.modeling_utils import PreTrainedModel
 
 # %% ../../nbs/06_model/06_load.ipynb #84164a02
 # accelerate imports DeepSpeed if it is installed, and that warns without a GPU
@@ -320,8 +323,8 @@ def check_weights(
 # %% ../../nbs/06_model/06_load.ipynb #432ee2fc
 def load_base(
     cfg:Config,
-    tokenizer,
-)->torch.nn.Module:  # a causal language model, in eval mode, on its device
+    tokenizer:Any,
+)->"PreTrainedModel":   # a causal language model, in eval mode, on its device
     "Load the base for `cfg.method`; ConfigError if it cannot be loaded, is broken, or has another tokenizer"
     hardware = find_hardware(**cfg.values(find_hardware))
     if hardware.device == "cuda": torch.backends.cuda.matmul.allow_tf32 = hardware.tf32
@@ -349,7 +352,7 @@ def load_base(
 
 # %% ../../nbs/06_model/06_load.ipynb #9d0ce867
 def count_parameters(
-    model,            # with or without an adapter
+    model:torch.nn.Module,   # with or without an adapter
 )->tuple[int,int]:
     "The number of trainable and of all parameters; packed 4-bit weights count individually"
     if hasattr(model, "get_nb_trainable_parameters"): return model.get_nb_trainable_parameters()

@@ -301,7 +301,7 @@ def _with_supervised(model, loss:Callable)->Callable:
 
 # %% ../../nbs/06_model/05_loss.ipynb #335240d7
 def add_supervised_loss(
-    model,                      # a causal language model, with or without an adapter
+    model:torch.nn.Module,      # a causal language model, with or without an adapter
     *, max_logits_mib:int=512,  # memory for the scores of a chunk
 )->bool:                        # False: unknown head, nothing was changed
     "Let `model(..., labels=..., supervised=True)` return a `SupervisedLoss`"

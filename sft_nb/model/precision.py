@@ -99,7 +99,7 @@ def preserve_dtypes(model):
 
 # %% ../../nbs/06_model/02_precision.ipynb #5caa7ff1
 def cast_head(
-    model,              # a causal language model
+    model:torch.nn.Module,  # a causal language model
     dtype:torch.dtype,  # compute dtype of the rest
 )->Repair:
     "Cast the output head, and an embedding that is tied to it, to the format that the model computes in"
@@ -107,7 +107,7 @@ def cast_head(
 
 # %% ../../nbs/06_model/02_precision.ipynb #557ef46e
 def autocast_forward(
-    model,
+    model:torch.nn.Module,
     dtype:torch.dtype,  # of the products
 )->Repair:
     "Run `model.forward` under `torch.autocast`: products in `dtype`, sensitive sums in float32"
@@ -129,7 +129,7 @@ def _is_norm(module)->bool: return "norm" in type(module).__name__.lower()
 
 # %% ../../nbs/06_model/02_precision.ipynb #77a64921
 def norms_to_float32(
-    model,
+    model:torch.nn.Module,
 )->Repair:
     "Cast the weights of all norms to float32; the model then needs `autocast_forward`"
     norms = [m for m in model.modules() if _is_norm(m)]
@@ -173,7 +173,7 @@ def formats(
 _SAME = "expected mat1 and mat2 to have the same dtype"
 
 def audit(
-    model,
+    model:torch.nn.Module,
     dtype:torch.dtype,          # intended compute dtype, from `choose_dtype`
     *, autocast:bool|None=None, # runs under autocast, as in training; None: detect `autocast_forward`
 )->Report:

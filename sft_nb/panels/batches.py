@@ -100,11 +100,11 @@ class BatchState:
         self.workbench = bench_of(source)
         self.split = "train"
         self.index = 0        # index of the batch, within training or evaluation
-        self.collated = None  # the latest batch: its index and tensors
-        self.measured = None  # the batch measured last, and the losses of its tokens
-        self.model = None     # for measuring; loaded on first use
+        self.collated:tuple|None = None     # the latest batch: its index and tensors
+        self.measured:tuple|None = None     # the batch measured last, and the losses of its tokens
+        self.model:torch.nn.Module|None = None   # for measuring; loaded on first use
         if isinstance(source, (str, Path)): source = Run(source)
-        self.run = source if isinstance(source, Run) else None
+        self.run:Run|None = source if isinstance(source, Run) else None
         self.move(split=split, batch_size=batch_size)
 
     @property
@@ -468,7 +468,7 @@ class BatchPanel(Panel):
     ):
         super().__init__()
         self.source, self.batch_size = source, batch_size
-        self.losses = None   # losses of the batch in view, if requested
+        self.losses:list|None = None   # losses of the batch in view, if requested
 
     @cached_property
     def state(self)->BatchState:

@@ -57,11 +57,11 @@ class GenerationState:
         self.run = open_run(run)
         self.speakers = find_chat_models(self.run, checkpoint)
         self.stage = ModelCache()
-        self.turns = []          # turns of the current conversation
-        self.past = []           # finished conversations
+        self.turns:list[Turn] = []        # turns of the current conversation
+        self.past:list[list[Turn]] = []   # finished conversations
         self.enough = False      # True: generation was stopped
-        self.read = None         # held-out rows, read on first use
-        self.set_answers = []    # saved prompts, each with the answers of all models
+        self.read:dict[str,dict]|None = None     # held-out rows, read on first use
+        self.set_answers:list[dict] = []         # saved prompts, each with the answers of all models
 
     @property
     def names(self)->list[str]: return [s.name for s in self.speakers]

@@ -42,12 +42,15 @@ class EvalState:
         self.run, self.page = open_run(run), page
         self.filter, self.klass, self.text = "all", "all", ""
         self.at = self.chosen = 0     # first row of the page, and index of the selected row on it
-        self.order = None             # (column index, descending); None: in order of evaluation
+        self.order:tuple[int,bool]|None = None   # (column index, descending); None: in order of evaluation
         self.reload()
 
     def reload(self)->None:
         "Read the sweep again; `problem` says why there is none"
-        self.sweep, self.problem, self.checkpoint, self.kept = None, None, None, {}
+        self.sweep:Sweep|None = None
+        self.problem:SftError|None = None
+        self.checkpoint:str|None = None
+        self.kept:dict = {}
         file = self.run.path/"eval"/"sweep.json"
         if not self.run.path.is_dir(): self.problem = removed_run(self.run)
         elif not file.exists():
@@ -293,13 +296,15 @@ def to_dict(self:EvalState)->dict:
 # %% ../../nbs/14_panels/10_evaluation.ipynb #5dc48ddd
 class EvalPanel(Panel):
     "The sweep of a run and all of its rows"
+    state:EvalState
     def __init__(self,
         run:Run|str|Path,
         *, thread:bool=True,   # for answers tried in the panel: as for `GenerationPanel`
     ):
         super().__init__(EvalState(run))
         state = self.state
-        self.thread, self.note, self.trial, self.filling = thread, "", None, False
+        self.thread, self.note, self.filling = thread, "", False
+        self.trial:GenerationPanel|None = None
         self.checkpoint, self.klass = Choice("checkpoint"), Choice("expected answer")
         self.filter = Choice("rows", as_chips=True)
         self.text = Text("", placeholder="search, then Enter")

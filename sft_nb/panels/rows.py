@@ -48,13 +48,13 @@ class DataState:
         self.split, self.facet = "train", "kept"
         self.at = 0              # the first row of the page
         self.chosen = 0          # number on the page
-        self.within = None       # (fewest, most) tokens of listed rows; None: all
+        self.within:tuple[int,int]|None = None   # (fewest, most) tokens of listed rows; None: all
         self.text = ""           # text that listed rows of either split contain; empty: all rows
-        self.found = None        # numbers and places of rows of this split with that text; None: all
-        self.marked = []         # places
+        self.found:set[int|str]|None = None      # numbers and places of rows of this split with that text; None: all
+        self.marked:list[str] = []       # places
         self.face = "tokens"     # view of the selected row: raw, messages, text or tokens
-        self.kept = {}           # (split, facet) -> entries
-        self.order = None        # (column index, descending); None: in the facet's order
+        self.kept:dict = {}      # (split, facet) -> entries
+        self.order:tuple[int,bool]|None = None   # (column index, descending); None: in the facet's order
 
     @property
     def splits(self)->list[str]: return ["train", "eval"] if self.data.eval else ["train"]
@@ -322,6 +322,7 @@ _HEAD = [dict(name="row", width="64px"), dict(name="tokens", number=True, width=
 
 class DataPanel(Panel):
     "The rows of the data by outcome, and the one that is selected"
+    state:DataState
     def __init__(self,
         data:Data,   # from `prepare`
     ):

@@ -19,6 +19,7 @@ from .run_state import RunState
 # %% ../../nbs/14_panels/04_run.ipynb #liv0pan2
 class RunPanel(Panel):
     "A run while it is trained: stop it, resume it, request a checkpoint, look at the batch of a step"
+    state:RunState
     def __init__(self,
         run:Run|str|Path|list,  # a run, or a list of runs
         *others:Run|str|Path,   # more runs for the same curves
@@ -36,7 +37,7 @@ class RunPanel(Panel):
         averages = [("none", 0.), *((f"EMA {weight}", weight) for weight in (.6, .9, .98))]
         self.smooth = Choice("smoothing", options=averages, value=0.)
         self.saved_at = 0.   # time of the saved picture
-        self.rises = []   # a button for each of the largest increases of the loss
+        self.rises:list[Button] = []   # a button for each of the largest increases of the loss
         self._bind()
         self._enable()
         self.draw()
@@ -51,7 +52,7 @@ def _bind(self:RunPanel)->None:
     self.checkpoint.on_click(lambda _: self._try(run.checkpoint))
     self.replay.on_click(lambda _: self._try(self.state.replay))
     self.step.observe(lambda change: self._try(lambda: self.state.look_at(change["new"] or None)), "value")
-    for choice in (self.scale, self.smooth): choice.observe(lambda _: self.draw(), "value")
+    for choice in (self.scale, self.smooth): choice.observe(lambda _: self.refresh(always=True), "value")
 
 @patch
 def blocks(self:RunPanel)->list[dict]:

@@ -16,7 +16,9 @@ from ..base.escape import escape_html
 from ..base.files import read_json_object
 from ..base.progress import format_duration, format_progress, progress_html, Progress
 from ..base.report import command, ConfigError, Finding, Report, SftError
-from ..runs.status import ACTIVE, CHECKPOINT_ASKED
+from ..base.view import Viewable
+from ..config.load import Config
+from ..runs.status import ACTIVE, CHECKPOINT_ASKED, Status
 from ..runs.metrics import curves_html, read_lines, Tail
 from ..runs.directory import Run
 from .panel import bar_row_html, chart, table_html
@@ -33,17 +35,18 @@ class RunState:
         run:Run|str|Path|list,  # a run, or a list of runs
         *others:Run|str|Path,   # more runs for the same curves
     ):
-        self.runs, self.tails = [], []
-        self.at = None          # the step whose batch is shown
-        self.batches = None     # created when the first batch is shown
-        self.replayed = None    # the `Replay` of that step, once it was asked for
-        self.last_seen = None        # result of the last check
+        self.runs:list[Run] = []
+        self.tails:list[Tail] = []
+        self.at:int|None = None                 # the step whose batch is shown
+        self.batches:BatchState|None = None     # created when the first batch is shown
+        self.replayed:Viewable|None = None      # the `Replay` of that step, once it was asked for
+        self.last_seen:tuple|None = None        # result of the last check
         runs = [*run, *others] if isinstance(run, (list, tuple)) else [run, *others]
         if not runs:
             fix = command("sft_nb runs", "list_runs()")
             raise ConfigError("runs", "the list is empty", "one run, or several", fix)
         for one in runs: self.add(one)
-        self.cfg = self.run.config
+        self.cfg:Config = self.run.config
         self.refresh()
 
     @property
@@ -65,19 +68,23 @@ def refresh(self:RunState)->bool:
     "Read the files again; True if something has changed"
     come = [tail.read_new() for tail in self.tails]   # of all of them
     run, path = self.run, self.run.path
-    self.state = run.state if path.is_dir() else "removed"
-    self.status, self.progress = run.status, run.progress
-    try: self.noticed = Report.load(path/"guards.json").findings
+    self.state:str = run.state if path.is_dir() else "removed"
+    self.status:Status = run.status
+    self.progress:Progress = run.progress
+    try: self.noticed:list[Finding] = Report.load(path/"guards.json").findings
     except SftError: self.noticed = []   # it is being written, or is damaged
-    self.planned = _planned_memory(read_json_object(path/"plan.json"))
-    self.damage = [f"{run.name}/metrics.jsonl: {tail.why}" for run, tail in zip(self.runs, self.tails) if tail.why]
+    plan = read_json_object(path/"plan.json")
+    self.planned = _planned_memory(plan)
+    self.whole_process:bool = bool(self.planned) and plan["device"].get("kind") == "cpu"   # memory is that of
+    self.damage:list[str] = [f"{run.name}/metrics.jsonl: {tail.why}"
+                             for run, tail in zip(self.runs, self.tails) if tail.why]
     try: lines = read_lines(path/"samples.jsonl")
     except SftError as e:
         lines = []
         self.damage.append(f"{run.name}/samples.jsonl: {e.found}")
-    self.samples = [line for line in lines if _has_answers(line)]
-    self.checkpoints = [p.name for p in run.checkpoints()]
-    self.save_requested = (path/CHECKPOINT_ASKED).exists()
+    self.samples:list[dict] = [line for line in lines if _has_answers(line)]
+    self.checkpoints:list[str] = [p.name for p in run.checkpoints()]
+    self.save_requested:bool = (path/CHECKPOINT_ASKED).exists()
     before = self.last_seen
     self.last_seen = (self.state, self.status, self.progress, self.noticed, self.samples, self.checkpoints,
                       self.save_requested, self.damage)
@@ -190,15 +197,21 @@ def memory(self:RunState)->dict[str,float]:
     taken = dict(taken=self.newest["peak_memory_gib"]) if "peak_memory_gib" in self.newest else {}
     return taken | self.planned
 
-def _memory_html(gib:dict[str,float])->str:
-    "A bar for each figure, on one scale"
+def _memory_html(gib:dict[str,float], *, whole_process:bool=False)->str:
+    "A bar for each figure, on one scale, and how they compare"
     if "taken" not in gib: return ""
     most = max(gib["taken"], gib.get("planned", 0)) or 1
     bars = bar_row_html("memory, most so far", f"{gib['taken']:.2f} GiB", gib["taken"] / most)
+    words = []
     if "planned" in gib:
         bars += bar_row_html("as planned", f"{gib['planned']:.2f} GiB", gib["planned"] / most, "#a3447d")
-    there = f"<div style='font-size:12px'>the device has {gib['there']:.1f} GiB</div>" if "there" in gib else ""
-    return f"<table style='font-size:12px;width:100%;max-width:480px;margin:4px 0'>{bars}</table>{there}"
+        more = gib["taken"] / gib["planned"] - 1 if gib["planned"] else 0.
+        words.append(f"the most so far is {abs(more):.0%} {'above' if more > 0 else 'below'} the plan")
+        if more > 0 and whole_process:
+            words.append("it counts the whole process, and so whatever else was loaded in it")
+    if "there" in gib: words.append(f"the device has {gib['there']:.1f} GiB")
+    line = f"<div style='font-size:12px'>{'; '.join(words)}</div>"
+    return f"<table style='font-size:12px;width:100%;max-width:480px;margin:4px 0'>{bars}</table>{line}"
 
 # %% ../../nbs/14_panels/03_run_state.ipynb #liv0sam2
 _SHOWN = 4   # most answers to show per prompt
@@ -252,7 +265,8 @@ def _guards_html(noticed:list[Finding])->str:
         lines.append(f"<div style='{edge}'>{escape_html(f)}</div>")
     return "".join(lines)
 
-_CHIPS = dict(finished="#1a7f37", failed="#cf222e", killed="#cf222e", running="#0060a8", starting="#0060a8")
+_CHIPS = dict(finished="#1a7f37", failed="#cf222e", killed="#cf222e", removed="#cf222e",
+              running="#0060a8", starting="#0060a8")
 
 @patch
 def numbers(self:RunState)->dict[str,str]:
@@ -318,7 +332,7 @@ def notes_html(self:RunState)->str:
     table = table_html([[name.replace("_", " "), value] for name, value in figures.items()])
     table = details_html("all figures", table) if figures else ""
     saved = f"<div>checkpoints: {escape_html(', '.join(self.checkpoints))}</div>" if self.checkpoints else ""
-    notes = _guards_html(self.noticed) + _memory_html(self.memory()) + saved
+    notes = _guards_html(self.noticed) + _memory_html(self.memory(), whole_process=self.whole_process) + saved
     return f"{notes}{table}{self._answers_html()}"
 
 @patch

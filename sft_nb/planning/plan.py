@@ -10,6 +10,7 @@ import json, logging, math
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from fastcore.basics import patch
@@ -30,6 +31,8 @@ from ..model.adapter import lora_reach
 from ..model.hardware import Device, find_device, find_hardware, this_device
 from .learning_rate import choose_learning_rate
 from .search import Candidate, choose, open_methods, Planner, RowLengths
+
+if TYPE_CHECKING: from matplotlib.figure import Figure
 
 # %% ../../nbs/07_planning/05_plan.ipynb #212342dc
 LABELS = dict(weights="weights", adapter="adapter", gradients="gradients", optimiser="optimiser state",
@@ -135,7 +138,7 @@ _COLOURS = dict(weights="#57606a", adapter="#0969da", gradients="#54aeff", optim
                 working="#aceebb", outside="#d0d7de")
 
 @patch
-def plot(self:Plan):   # a matplotlib `Figure`
+def plot(self:Plan)->"Figure":
     "The parts as one bar under the size of the card"
     from matplotlib.figure import Figure
     fig = Figure(figsize=(7, 1.9), layout="constrained")

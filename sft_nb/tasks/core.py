@@ -8,12 +8,14 @@ __all__ = ['ANY_FORMAT', 'Score', 'Task', 'fill_template', 'reference_answer', '
 
 # %% ../../nbs/03_tasks/00_core.ipynb #cd7e2746
 import difflib, importlib, math, os, re, runpy, sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..base.escape import short_repr
 from ..base.report import command, ConfigError, edit, MissingPathError, shell_quote, SftError
 from ..config.load import require_trust, split_task_name
 from ..config.files import registered_task
@@ -81,7 +83,7 @@ def finite_number(
     try: number = float(value) if is_number else math.nan
     except (TypeError, ValueError, OverflowError): number = math.nan
     if math.isfinite(number): return number
-    raise SftError(where, f"it returned {value!r:.80}"[:120], expected, "return a number in every case")
+    raise SftError(where, f"it returned {short_repr(value, 80)}"[:120], expected, "return a number in every case")
 
 class FunctionTask:
     "A task made from a scoring function"
@@ -124,7 +126,7 @@ def task(
     *fields:str,              # names of columns; the last one is the answer
     prompt:str|None=None,     # a template with {columns} in it; None: all columns but the last
     system:str|None=None,     # the system message
-):                            # a decorator: the function `(text, row)` becomes a task
+)->Callable[[Callable],Task]: # a decorator: the function `(text, row)` becomes a task
     "Make a task from a function that scores an answer; ConfigError for fewer than two columns"
     if len(fields) > 1 and all(isinstance(f, str) for f in fields):
         if prompt is not None and not any(f"{{{f}}}" in prompt for f in fields[:-1]):

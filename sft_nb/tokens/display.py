@@ -9,7 +9,7 @@ __all__ = ['TOKENS_STYLE', 'spans', 'visible_html', 'Token', 'tokens_of', 'spans
 import json
 from functools import cached_property
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..base.escape import escape_html
 from ..base.display import as_html, details_html, Drawn, WRAPPED
@@ -19,7 +19,7 @@ from ..base.view import View, Viewable
 def spans(
     ids:list[int],
     labels:list[int],
-    tokenizer,
+    tokenizer:Any,
     *, mask:list[int]|None=None,  # attention mask; 0 is padding. None: no padding
 )->list[tuple[str,str]]:          # text of each token, and supervised, context or padding
     "The text of each token, and its role in the loss"

@@ -52,6 +52,7 @@ def _write_side(cfg:Config, task:Task, tokenizer, rows:Mixture, name:str, folder
             ledger.add(batch, encoded)
             phase.update(phase.done + len(batch.rows))
     if rows.rename: ledger.seen.columns = rows.rename.columns
+    if len(rows.sources) > 1: ledger.seen.files, ledger.seen.in_files = dict(rows.yielded), dict(rows.available)
     ledger.close()
     if name == "train": rows.check_columns()
     if not ledger.stats: raise _nothing_left(ledger, rows, None if cfg.eval_fraction else cfg.eval_rows)
@@ -259,9 +260,10 @@ def _other_rows_than(run:Path, sides:dict[str,Split|None])->list[Finding]:
 
 def prepare(
     cfg:Config|str|Path|dict,   # or an argument for `load_config`: "demo"
-    tokenizer=None,        # None: the one named by `cfg`
+    tokenizer:Any=None,    # None: the one named by `cfg`
     *, task:Task|None=None,# None: the one that `cfg` names
-    train=None, eval=None, # rows instead of files: a list, a Dataset, any iterable
+    train:Any=None,        # rows instead of files: a list, a Dataset, any iterable
+    eval:Any=None,         # rows instead of files: a list, a Dataset, any iterable
 )->Data:
     "Rows -> tokens and labels, with a report of every row kept, cut or dropped; `SftError` if nothing is left"
     cfg = as_config(cfg)

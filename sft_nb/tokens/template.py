@@ -79,17 +79,17 @@ class Template:
     ):
         self.tokenizer = tokenizer
         self.chat = tokenizer.chat_template is not None
-        self.separator = getattr(tokenizer, "prompt_separator", "\n")   # plain text: the separator after each message
+        self.separator:str = getattr(tokenizer, "prompt_separator", "\n")   # after each message of plain text
         added = tokenizer.added_tokens_decoder.values()
         special = {*tokenizer.all_special_tokens, *(t.content for t in added if t.special)}
         self.added = pattern_of_any({*special, *(t.content for t in added)})   # no tokenizer merges across one of these
         self.special = pattern_of_any(special)                                 # users must not write one of these
-        self.reasoning = getattr(tokenizer, "reasoning", "auto")
+        self.reasoning:str = getattr(tokenizer, "reasoning", "auto")
         self.proposes = True   # False: a refusal has no fix that was tried
-        self.arguments = {}   # arguments of the template in `for_arguments`
-        self.day = getattr(tokenizer, "template_day", "")   # empty: by the clock, or it writes none
-        self.shapes = {}      # shape of a conversation -> its skeleton
-        self.shared = dict(   # by this template and those with other arguments
+        self.arguments:dict = {}   # arguments of the template in `for_arguments`
+        self.day:str = getattr(tokenizer, "template_day", "")   # empty: by the clock, or it writes none
+        self.shapes:dict = {}      # shape of a conversation -> its skeleton
+        self.shared:dict = dict(   # by this template and those with other arguments
             bound={},           # arguments -> the template with them
             notes={},           # peculiarity of its prompts -> first place
             header="")          # text between prompt and answer that no prompt contains
@@ -334,7 +334,7 @@ def _blocks_and_tags(self:Template)->tuple:
         pairs = own + [pair for pair in BLOCKS.items() if not own or pair[0] != own[0][0]]
         empty = "|".join(rf"(?:{re.escape(tag)}\s*)?{re.escape(end)}" for tag, end in pairs if end in _ENDS)
         tags = pattern_of_any({tag for pair in pairs for tag in pair})
-        self.known_blocks = tuple(pairs), tags, re.compile(rf"\s*(?:{empty})")
+        self.known_blocks:tuple = tuple(pairs), tags, re.compile(rf"\s*(?:{empty})")
     return self.known_blocks
 
 @patch

@@ -12,6 +12,7 @@ import difflib, json, os, re
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from typing import Any, TYPE_CHECKING
 
 from ..config.bases import base_setting, dequantised, file_of_base, is_gguf, SHIPPED
 from ..base.files import read_json_object
@@ -19,6 +20,8 @@ from ..base.report import (
     as_fix, command, ConfigError, edit, MissingPathError, shell_quote, why_unreadable)
 from ..config.setting import as_pairs, named_arguments
 from ..config.load import require_trust, Config, load_config
+
+if TYPE_CHECKING: from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 # %% ../../nbs/04_tokens/01_tokenizer.ipynb #a1cfc544
 ASSETS = Path(str(files("sft_nb")))/"assets"   # what ships with sft_nb
@@ -76,7 +79,7 @@ def why_missing(
 _RESERVED = ("pad", "reserved", "unused", "endoftext")   # in names of tokens reserved by a vocabulary
 
 def choose_pad(
-    tokenizer,        # its pad token is set if necessary
+    tokenizer:Any,    # its pad token is set if necessary
 )->tuple[str,str]:    # the pad token and the reason for it
     "Give `tokenizer` a pad token that is not the end token"
     pad, eos, unknown = tokenizer.pad_token, tokenizer.eos_token, tokenizer.unk_token
@@ -236,7 +239,7 @@ def configure_tokenizer(
 def load_tokenizer(
     cfg:Config|str,  # `tokenizer`, else `model`; `revision`, `trust_remote_code`, `chat_template`, `train_tokens`;
                      # or the name of a model
-):                   # a tokenizer with a pad token that is not the end token
+)->"PreTrainedTokenizerBase":   # with a pad token that is not the end token
     "Load the tokenizer; ConfigError if it is not there, has no end token, or `chat_template` is no file"
     if isinstance(cfg, str): cfg = load_config(model=cfg)
     require_trust(cfg, "trust_remote_code")

@@ -12,9 +12,10 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from typing import Any, Never, TYPE_CHECKING
 
 from ..base.installation import load_libraries
-from ..base.extensions import need_extension
+from ..base.extensions import extension, need_extension
 from ..base.files import read_json_object, remove_temporaries, write_atomically
 from ..config.bases import describe_base
 from ..base.credentials import load_env_files
@@ -46,6 +47,10 @@ from ..runs.process import keep_output
 from sft_nb.runs.distributed import (
     check_processes, get_process_info, init_distributed, is_main_process, main_process_first, on_main_process,
     with_world_size)
+
+if TYPE_CHECKING:   # they load TRL
+    from sft_nb.training.recorder import StopRequest
+    from sft_nb.training.trainer import SupervisedTrainer
 
 # %% ../../nbs/11_training/06_train.ipynb #e3bcde72
 def raise_if_failed(checked:Report, *, force:bool=False)->Report:
@@ -136,9 +141,9 @@ def check_before_training(
 def build_trainer(
     bench:Workbench,
     run:Run,
-    *, stop=None,                 # `StopRequest` to stop early; None: only `max_time`
+    *, stop:"StopRequest|None"=None,   # to stop early; None: only `max_time`
     checkpoint:Path|None=None,    # to resume from
-):                                # a `SupervisedTrainer`
+)->"SupervisedTrainer":
     "The trainer with its recorder and its guards; what it runs on is written into trainer.json"
     load_libraries("transformers.modeling_utils", "peft", "trl.trainer.sft_trainer")
     from sft_nb.training.guards import Guards
@@ -187,7 +192,7 @@ def _write_result(trainer, best:Path|None)->None:
         with atomic_checkpoint(run.adapter) as aside:
             if best: shutil.copytree(best, aside, dirs_exist_ok=True, ignore=_files_of_training_state)
             else: trainer.save_model(str(aside))
-            # without peft's empty model card and our pickled arguments; ready for further training
+            # without peft's empty model card, which ours replaces, and our pickled arguments; ready to train further
             for name in ("README.md", "training_args.bin"): (aside/name).unlink(missing_ok=True)
             file = aside/"adapter_config.json"
             if file.exists():
@@ -250,6 +255,7 @@ def _record_end(trainer, stop)->None:
     if why is None and run.system_prompt: log(f"sft_nb: {needs_system_prompt(run)}")
     if why is None: run.set_status("finished", reason=_reason_of_early_end(trainer), step=step)
     else: run.set_status("stopped", reason=why.reason, fix=why.fix or resume_command(run), step=step, stopped_by=why.by)
+    if card := extension("card"): card.keep_card(run)
 
 def _record_failure(run:Run, trainer, error:BaseException)->None:
     "Write why a training ended early, and how to continue; `trainer` is None if it failed before there was one"
@@ -393,9 +399,9 @@ def train(
     data:Data|None=None,       # from `prepare`; None: prepare the rows
     *, plan:Plan|None=None,    # None: the existing plan for these rows, else a new one
     checked:Report|None=None,  # None: the passed `preflight` of these rows, else check now if `cfg.preflight`
-    model=None,                # your own model, with or without a LoRA adapter; None: the one named by `cfg`
-    tokenizer=None,            # your own tokenizer; None: that of `data`, else the one named by `cfg`
-    callbacks=(),              # your own `TrainerCallback`s of transformers
+    model:Any=None,            # your own model, with or without a LoRA adapter; None: the one named by `cfg`
+    tokenizer:Any=None,        # your own tokenizer; None: that of `data`, else the one named by `cfg`
+    callbacks:Any=(),          # your own `TrainerCallback`s of transformers
 )->Run:                        # finished, or stopped by `max_time`, SIGTERM or Ctrl-C
     "Train as `cfg` says; raises what stopped it, after writing it into the run"
     bench = workbench_for(cfg, data=data, plan=plan, tokenizer=tokenizer, callbacks=callbacks)
@@ -458,10 +464,10 @@ def resume(
     checkpoint:str|int|None=None,       # checkpoint-N, or its step; None: the newest. Later ones are removed
     trust_remote_code:bool=False,       # True: trust code named by the run's config
     num_processes:int|None=None,        # None: as before, or as started by a launcher
-    callbacks=(),                       # your own `TrainerCallback`s of transformers; not saved with the run
+    callbacks:Any=(),                   # your own `TrainerCallback`s of transformers; not saved with the run
     num_train_epochs:float|None=None,   # a larger number, to extend a finished run
     max_steps:int|None=None,            # or a larger number of steps
-    **settings,                         # refused: settings of a run cannot change
+    **settings:Never,                   # refused: settings of a run cannot change
 )->Run:
     "Continue a run at a complete checkpoint; ConfigError without one, or if it is finished or being trained"
     run = open_run(run, trust_remote_code=trust_remote_code, writes=True)

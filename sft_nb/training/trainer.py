@@ -7,8 +7,10 @@ __all__ = ['PARENTS_NAMES', 'SupervisedTrainer']
 
 # %% ../../nbs/11_training/05_trainer.ipynb #35714c2d
 import json
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub.constants
 import torch
@@ -16,6 +18,7 @@ from fastcore.basics import patch
 from safetensors import safe_open
 from torch.utils.data import DataLoader
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers.trainer_utils import EvalLoopOutput
 from trl import SFTTrainer
 
 from ..base.progress import Phase
@@ -89,12 +92,15 @@ class SupervisedTrainer(ConfiguredOptimizerMixin, SFTTrainer):
         self.bench, self.run, self.guards, self.recorder = bench, run, guards, recorder
         self.step, self.skipped, self.counted = StepInProgress(), SkippedSteps(), TokenCounts()
         self.parts = 1                # number of parts per micro-batch
-        self.seen = torch.zeros(2)    # loss and tokens
+        self.seen:torch.Tensor = torch.zeros(2)    # loss and tokens
         self.aside:Path|None = None   # a checkpoint being written
+        self.balance_weight:float
+        self.why_balanced:str
         self.balance_weight, self.why_balanced = balance_weight(bench.cfg.router_aux_loss_coef, causal_lm(bench.model))
         self.balances:list[torch.Tensor] = []   # load-balancing losses since the last log line
         shape = causal_lm(bench.model).config
-        self.pads = [(part, part.pad_token_id) for part in (shape, text_config(shape)) if hasattr(part, "pad_token_id")]
+        parts = [part for part in (shape, text_config(shape)) if hasattr(part, "pad_token_id")]
+        self.pads:list[tuple[Any,int|None]] = [(part, part.pad_token_id) for part in parts]
         callbacks = [guards, recorder, stop, _TrainerHooks(self, checkpoint), *early_stopping(run), *bench.callbacks]
         huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True   # the environment variable is read too early
         held_out = bench.data.eval.tokens if bench.cfg.eval_steps and bench.data.eval else None
@@ -107,19 +113,20 @@ class SupervisedTrainer(ConfiguredOptimizerMixin, SFTTrainer):
         # undo what the parent changed
         for callback in (PrinterCallback, ProgressCallback): self.remove_callback(callback)
         undo_trl_changes(self.bench.model)
-        self.supervised = self.bench.supervised   # after TRL has changed the head
+        self.supervised:bool = self.bench.supervised   # after TRL has changed the head
         offloads = self.bench.cfg.activation_offloading is True
-        self.offloading = offload_saved_tensors(self.model) if offloads else nullcontext()
-        self.sharing = self.bench.cfg.sequence_parallel_size   # processes that share each row
+        self.offloading:AbstractContextManager = offload_saved_tensors(self.model) if offloads else nullcontext()
+        self.sharing:int = self.bench.cfg.sequence_parallel_size   # processes that share each row
         if sharing := sharing_of(self.sharing):
-            self.data_collator = sharing.share_rows(self.data_collator, self.sharing, supervised=self.supervised)
+            whole = self.data_collator
+            self.data_collator:Callable = sharing.share_rows(whole, self.sharing, supervised=self.supervised)
         if self.supervised: self.data_collator = CollatorWithPositions(self.data_collator)
-        self.flops_per_token = super().floating_point_ops(dict(input_ids=torch.zeros(1)))
+        self.flops_per_token:int = super().floating_point_ops(dict(input_ids=torch.zeros(1)))
     def create_model_card(self, *args, **kwargs): pass   # mostly empty, and might be published
 
 # %% ../../nbs/11_training/05_trainer.ipynb #69054432
 @patch
-def compute_loss(self:SupervisedTrainer, model, inputs, return_outputs=False, num_items_in_batch=None):
+def compute_loss(self:SupervisedTrainer, model, inputs, return_outputs=False, num_items_in_batch=None)->Any:
     "The mean over supervised tokens, whatever the batches"
     if not self.supervised or return_outputs:
         return super(SupervisedTrainer, self).compute_loss(
@@ -176,7 +183,7 @@ def _prepare_input(self:SupervisedTrainer, data):
     return super(SupervisedTrainer, self)._prepare_input(data)
 
 @patch
-def prediction_step(self:SupervisedTrainer, model, inputs, prediction_loss_only, ignore_keys=None):
+def prediction_step(self:SupervisedTrainer, model, inputs, prediction_loss_only, ignore_keys=None)->tuple:
     "The loss of one held-out batch, added to what was seen"
     inputs = self._prepare_inputs(inputs)
     n = (inputs["labels"][:, 1:] != -100).sum()
@@ -187,7 +194,7 @@ def prediction_step(self:SupervisedTrainer, model, inputs, prediction_loss_only,
     return loss, None, None
 
 @patch
-def evaluation_loop(self:SupervisedTrainer, *args, metric_key_prefix="eval", **kwargs):
+def evaluation_loop(self:SupervisedTrainer, *args, metric_key_prefix="eval", **kwargs)->EvalLoopOutput:
     "Held-out loss: the mean over the supervised tokens of all batches and processes"
     self.seen = torch.zeros(2)
     out = super(SupervisedTrainer, self).evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
@@ -214,7 +221,7 @@ def get_eval_dataloader(self:SupervisedTrainer, eval_dataset=None)->DataLoader:
 
 # %% ../../nbs/11_training/05_trainer.ipynb #t4000022
 @patch
-def get_batch_samples(self:SupervisedTrainer, *args, **kwargs):
+def get_batch_samples(self:SupervisedTrainer, *args, **kwargs)->tuple[list,torch.Tensor|int|None]:
     "The micro-batches of the next step, whose rows are remembered; none for a run that is resumed at its end"
     if self.state.global_step >= self.state.max_steps: return [], None   # the parent would take one more step
     samples, n = super(SupervisedTrainer, self).get_batch_samples(*args, **kwargs)
@@ -224,7 +231,7 @@ def get_batch_samples(self:SupervisedTrainer, *args, **kwargs):
 
 # %% ../../nbs/11_training/05_trainer.ipynb #14588bb5
 @patch
-def training_step(self:SupervisedTrainer, model, inputs, num_items_in_batch=None):
+def training_step(self:SupervisedTrainer, model, inputs, num_items_in_batch=None)->torch.Tensor:
     "Forward and backward of a micro-batch; if memory runs out, of all of the step so far, in smaller parts"
     step = self.step
     step.micro_batch += 1
@@ -287,7 +294,7 @@ def out_of_memory_error(self:SupervisedTrainer, k:int)->SftError:
 
 # %% ../../nbs/11_training/05_trainer.ipynb #t4000034
 @patch
-def evaluate(self:SupervisedTrainer, *args, **kwargs):
+def evaluate(self:SupervisedTrainer, *args, **kwargs)->dict[str,float]:
     "An evaluation that does not fit is repeated with smaller batches; training is not touched"
     while True:
         try: return super(SupervisedTrainer, self).evaluate(*args, **kwargs)
@@ -381,7 +388,7 @@ def non_finite_error(self:SupervisedTrainer)->SftError:
 
 # %% ../../nbs/11_training/05_trainer.ipynb #6454ad6d
 @patch
-def log(self:SupervisedTrainer, logs, *args, **kwargs):
+def log(self:SupervisedTrainer, logs, *args, **kwargs)->None:
     "Skipped steps are excluded from the logged mean; `train_loss` is the mean over all steps, also of a resumed run"
     self.read_counts()
     if "train_loss" in logs: logs = logs | dict(train_loss=self._total_loss_scalar / max(1, self.state.global_step))

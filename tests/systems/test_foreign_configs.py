@@ -814,6 +814,41 @@ def test_a_launcher_says_how_many_processes_train(tmp_path, launcher, processes)
     assert (cfg.num_processes, cfg.method, cfg.train_file) == (processes, "lora", ("u/x",))
 
 
+ZERO3 = """compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+deepspeed_config: {deepspeed_multinode_launcher: standard, zero3_init_flag: true, zero_stage: 3}
+mixed_precision: bf16
+num_machines: 1
+num_processes: 8
+"""
+FSDP2 = "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\nnum_processes: 4\n"
+
+
+@pytest.mark.parametrize("options, meant", [
+    ("--config_file recipes/eight.yaml", (8, "zero3", False)),
+    ("--config_file recipes/eight.yaml --num_processes 2", (2, "zero3", False)),
+    ("--config_file=recipes/four.yaml", (4, None, True)), ("--config_file elsewhere/zero2.yaml", (1, "zero2", False)),
+    ("--config_file fsdp2_config.yaml", (1, None, True)), ("--config_file multi_gpu.yaml", (1, None, False)),
+    ("--use_deepspeed --zero_stage 3", (1, "zero3", False)), ("--use_fsdp --num_processes 2", (2, None, True)),
+    ("--multi_gpu --mixed_precision bf16 --num_processes 2", (2, None, False)), ("", (1, None, False))])
+def test_accelerate_launch_says_what_shards_the_model(tmp_path, options, meant):
+    (tmp_path/"recipes").mkdir()
+    (tmp_path/"recipes/eight.yaml").write_text(ZERO3)
+    (tmp_path/"recipes/four.yaml").write_text(FSDP2)
+    script = "accelerate launch {} scripts/sft.py --model_name_or_path u/m --dataset_name u/x{}"
+    cfg = load(tmp_path, script.format(options, ""), "train.sh")
+    assert (cfg.num_processes, cfg.deepspeed, cfg.fsdp) == meant
+    assert load(tmp_path, script.format(options, " --deepspeed zero2"), "train.sh").deepspeed == "zero2"
+
+
+def test_a_launcher_with_a_file_that_cannot_be_read(tmp_path):
+    script = "accelerate launch --config_file mine.yaml -m trl.scripts.sft --model_name_or_path u/m --dataset_name u/x"
+    with pytest.raises(ConfigError, match="mine.yaml, which is not there. Fix: --num-processes 8"):
+        load(tmp_path, script, "train.sh")
+    (tmp_path/"mine.yaml").write_text("a: [")
+    with pytest.raises(ConfigError, match="mine.yaml: .*a file of accelerate"): load(tmp_path, script, "train.sh")
+
+
 def test_a_script_computes_and_names_other_files(tmp_path):
     line = "swift sft --tuner_type lora --model u/m --dataset u/x --gradient_accumulation_steps "
     for text, steps in (("$(expr 16 / 2)", 8), ("$((128/4/2))", 16), ("${STEPS:-6}", 6), ("$((2 * 3 - 1)) > log", 5)):
