@@ -580,3 +580,5 @@ def save_evaluation(
         remove_temporaries(run.path/"eval", patient=True)   # left by a killed process
         keep_score(run.path, e.checkpoint, by, float(value), evaluator.questions.key, own=not other, weights=e.weights)
     if not other: _send_to_trackers(e, run)
+    card = extension("card")
+    if card and not other and e.checkpoint == "adapter": card.keep_card(run)

@@ -5,7 +5,7 @@ from importlib import import_module
 # module here -> its names that are public names of `sft_nb`
 PUBLIC = {"losses": "LossState LossPanel", "plan_panel": "PlanState PlanPanel", "html_report": "run_page",
           "gguf_checks": "gguf_adapter", "search": "Search search",
-          "compare": "compare"}
+          "compare": "compare", "card": "make_card write_card", "verify": "verify"}
 
 # modules that stand here, by their names in older versions
 OLDER = {f"sft_nb.{part}.{module}": module for part, modules in {
@@ -32,6 +32,8 @@ EXTENSIONS = {
     "few_shot": partial(_load_part, "few_shot"),
     "compare": partial(_load_part, "compare", "compare"),
     "replay": partial(_load_part, "replay", "replay"),
+    "card": partial(_load_part, "card"),
+    "verify": partial(_load_part, "verify", "verify"),
     "server_evaluator": partial(_load_part, "openai_client", "ServerEvaluator"),
     "gguf_adapter": partial(_load_part, "gguf_checks", "gguf_adapter"),
     "folder_checks": partial(_load_part, "folder_checks"),

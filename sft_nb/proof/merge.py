@@ -618,4 +618,5 @@ def merge(
             other = out.with_name(f"{out.name}-with-system-prompt")
             into = merge_command(run.path, other, **named, write_system_prompt=True)
             log(f"sft_nb: {needs_system_prompt(run)}; to have the chat template write it: {into}")
+        if card := extension("card"): card.keep_card(run, checkpoint=checkpoint, folder=folder)
     return out

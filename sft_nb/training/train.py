@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Never, TYPE_CHECKING
 
 from ..base.installation import load_libraries
-from ..base.extensions import need_extension
+from ..base.extensions import extension, need_extension
 from ..base.files import read_json_object, remove_temporaries, write_atomically
 from ..config.bases import describe_base
 from ..base.credentials import load_env_files
@@ -192,7 +192,7 @@ def _write_result(trainer, best:Path|None)->None:
         with atomic_checkpoint(run.adapter) as aside:
             if best: shutil.copytree(best, aside, dirs_exist_ok=True, ignore=_files_of_training_state)
             else: trainer.save_model(str(aside))
-            # without peft's empty model card and our pickled arguments; ready for further training
+            # without peft's empty model card, which ours replaces, and our pickled arguments; ready to train further
             for name in ("README.md", "training_args.bin"): (aside/name).unlink(missing_ok=True)
             file = aside/"adapter_config.json"
             if file.exists():
@@ -255,6 +255,7 @@ def _record_end(trainer, stop)->None:
     if why is None and run.system_prompt: log(f"sft_nb: {needs_system_prompt(run)}")
     if why is None: run.set_status("finished", reason=_reason_of_early_end(trainer), step=step)
     else: run.set_status("stopped", reason=why.reason, fix=why.fix or resume_command(run), step=step, stopped_by=why.by)
+    if card := extension("card"): card.keep_card(run)
 
 def _record_failure(run:Run, trainer, error:BaseException)->None:
     "Write why a training ended early, and how to continue; `trainer` is None if it failed before there was one"

@@ -284,4 +284,5 @@ def test_whoever_may_read_a_run_may_read_its_weights(trained):
     files = [p for p in trained.path.rglob("*") if p.is_file() and p.suffix in (".safetensors", ".json", ".pt")]
     assert any(p.name == "adapter_model.safetensors" for p in files)
     for p in files: assert p.stat().st_mode & 0o444 == p.parent.stat().st_mode & 0o444, p
-    assert not [*trained.path.rglob("README.md")]   # peft's card, full of blanks
+    assert not [*(trained.path/"checkpoints").rglob("README.md")]   # peft's card, full of blanks
+    assert "sft_nb card" in (trained.adapter/"README.md").read_text()

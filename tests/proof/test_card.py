@@ -1,0 +1,117 @@
+"""A card tells what a run's files hold: no path, no secret and no text of a row, and the worst first."""
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from learner import small, weights_of_learner
+
+from sft_nb.base.report import Report, SftError, warn
+from sft_nb.cli import main
+from sft_nb.config.load import load_config
+from sft_nb.evaluation.evaluate import evaluate
+from sft_nb.extras.card import card_page, hub_metadata, keep_card, last_names, make_card, readme_block, write_card
+from sft_nb.runs.directory import Run
+from sft_nb.training.train import train
+
+SECRET = "sk-abcdefghijklmnop123456"
+
+
+@pytest.fixture(scope="module")
+def of_ada(tmp_path_factory):
+    "A run in a home folder with a name, a space and a user's name; its base states a license and a language"
+    home = tmp_path_factory.mktemp("home")/"ada lovelace"
+    home.mkdir()
+    base = Path(shutil.copytree(weights_of_learner(), home/"my base"))
+    (base/"README.md").write_text("---\nlicense: apache-2.0\nlanguage:\n- en\n---\n# A base\n")
+    row = [json.dumps(dict(question=f"What is the code of {k}?", answer=f"yes {k % 2}")) + "\n" for k in range(40)]
+    (home/"my rows.jsonl").write_text("".join(row))
+    cfg = small(home/"runs", model=str(base), init="pretrained", task="auto", train_file=str(home/"my rows.jsonl"),
+                eval_samples=6, eval_fraction=.2, max_samples=None, run_name="codes", max_steps=4)
+    run = train(cfg)
+    hostile = f"{home}/x.py says <script> | {SECRET}\n| a | b |"
+    Report("guards", {}, [warn(hostile, check="collapse")]).save(run.path/"guards.json")
+    evaluate(run, by="accuracy", progress=False)
+    return run
+
+
+def test_it_tells_no_path_no_secret_and_no_text(of_ada):
+    for name in ("card.json", "README.md"):
+        text = (of_ada.adapter/name).read_text()
+        for private in ("ada lovelace", "lovelace", SECRET, "What is the code", "yes 1", str(of_ada.path.parent)):
+            assert private not in text, (name, private)
+        assert "my rows.jsonl" in text and "my base" in text
+    assert "<script>" not in (of_ada.adapter/"README.md").read_text()
+
+
+def test_paths_of_any_form_keep_their_last_name():
+    for text, left in (("/a/b/c.py:3", "c.py:3"), ("file:///home/ada/x", "x"), ("in ~/x/y and ../z", "in y and ../z"),
+                       ("https://a.org/b/c, 3/4, and/or </think>", "https://a.org/b/c, 3/4, and/or </think>"),
+                       ("('/home/ada/rows.jsonl',)", "('rows.jsonl',)")):
+        assert last_names(text) == left
+
+
+def test_license_and_language_are_those_that_the_base_states(of_ada, tmp_path):
+    data = hub_metadata(make_card(of_ada)).to_dict()
+    assert [data["license"], data["language"], data["library_name"]] == ["apache-2.0", ["en"], "peft"]
+    assert "base_model" not in data and "datasets" not in data   # neither is of the hub
+    run = train(small(tmp_path, max_steps=1))
+    card = make_card(run)
+    assert "license" not in hub_metadata(card).to_dict() and "so none is given here" in readme_block(card)
+
+
+def test_a_model_that_is_not_better_than_a_trivial_answer_says_so_first(of_ada):
+    "The learner has learned nothing, and always the same answer is right for half of the rows"
+    first = make_card(of_ada).result_in_words[0]
+    assert first.startswith(("not better than always the same answer: ", "worse than always the same answer: "))
+    assert f"**{first}**" in (of_ada.adapter/"README.md").read_text()
+
+
+def test_scores_of_other_weights_are_not_told(of_ada, tmp_path):
+    run = Run(shutil.copytree(of_ada.path, tmp_path/"r"))
+    file = run.path/"eval/adapter.json"
+    saved = json.loads(file.read_text())
+    file.write_text(json.dumps(saved | dict(weights="0123456789abcdef")))
+    said = "not evaluated: the known scores are outdated: adapter has changed since"
+    assert make_card(run).result_in_words[0] == said
+
+
+def test_a_card_that_cannot_be_made_stops_nothing(of_ada, tmp_path, capfd, monkeypatch):
+    run = Run(shutil.copytree(of_ada.path, tmp_path/"r"))
+    (run.path/"eval/adapter.json").write_text("{")
+    keep_card(run)
+    assert "no card of r was written (" in capfd.readouterr().err
+    with pytest.raises(SftError, match="it cannot be read"): write_card(run)
+    with pytest.raises(SftError, match="it cannot be written"): card_page(of_ada, tmp_path/"none"/"page.html")
+
+
+def test_the_page_has_its_figures_pictures_and_answers(of_ada, tmp_path):
+    page = card_page(of_ada, tmp_path/"page.html").read_text()
+    assert page.count("<img ") == 2 and "What is the code" in page and "<script" not in page
+    assert SECRET not in page
+
+
+def test_the_commands(of_ada, tmp_path, capsys):
+    assert main(["card", str(of_ada.path), "--html", str(tmp_path/"page.html")]) == 0
+    out = capsys.readouterr().out
+    assert "fingerprint of the rows" in out and (tmp_path/"page.html").exists()
+    assert main(["card", str(of_ada.path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "card"
+    folder = shutil.copytree(of_ada.adapter, tmp_path/"theirs")
+    assert main(["verify", str(folder), "--sample", "0", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [found["kind"], found["exit_code"]] == ["verification", 0] and found["claims"][0]["level"] == "consistent"
+    card = json.loads((folder/"card.json").read_text())
+    card["scores"]["tuned"]["accuracy"] = 1.
+    (folder/"card.json").write_text(json.dumps(card))
+    assert main(["verify", str(folder), "--sample", "0"]) == 1
+    assert load_config(folder/"card.json").max_steps == 4
+
+
+def test_what_is_no_card(tmp_path, capsys, of_ada):
+    for line, says in ((["verify", str(tmp_path)], "there is no card.json in it. Fix: sft_nb card"),
+                       (["verify", str(tmp_path/"none")], "there is no such path"),
+                       (["verify", "org/no-such-model"], "it cannot be loaded from the hub"),
+                       (["verify", str(of_ada.adapter), "--rows", "none"], "rows is 'none', which is no folder")):
+        assert main(line) == 2
+        assert says in capsys.readouterr().err
