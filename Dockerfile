@@ -8,12 +8,15 @@ RUN apt-get update && apt-get install -y --no-install-recommends git python3 pyt
     && rm -rf /var/lib/apt/lists/*
 RUN useradd --create-home me
 USER me
-COPY --chown=me . /home/me/sft_nb
-RUN python3 -m venv /home/me/env \
-    && /home/me/env/bin/pip install --no-cache-dir -c /home/me/sft_nb/constraints.txt \
-       '/home/me/sft_nb[lab,track,deepspeed,prove]' \
-    && chmod 755 /home/me
+WORKDIR /home/me
+RUN chmod 755 /home/me && python3 -m venv env
 ENV PATH=/home/me/env/bin:$PATH
+# what is required, without the sources: a layer that a change of them does not build again
+COPY --chown=me settings.ini setup.py pyproject.toml constraints.txt LICENSE required/
+RUN touch required/README.md \
+    && pip install --no-cache-dir -c required/constraints.txt './required[lab,track,deepspeed,prove]'
+COPY --chown=me . sft_nb
+RUN pip install --no-cache-dir --no-deps --force-reinstall ./sft_nb
 WORKDIR /home/me/work
 EXPOSE 8888
 HEALTHCHECK --interval=1h --timeout=5m --start-period=1m CMD ["sft_nb", "check", "--config", "demo", "--device", "cuda"]

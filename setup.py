@@ -9,7 +9,7 @@ here = Path(__file__).parent
 ini = ConfigParser(delimiters=["="])
 ini.read(here / "settings.ini", encoding="utf-8")
 cfg = ini["DEFAULT"]
-FOR_USERS = ("lab", "eval", "track", "deepspeed", "flash", "fast", "hybrid", "prove", "smollm2", "excel", "search")
+FOR_USERS = ("lab", "track", "deepspeed", "flash", "fast", "hybrid", "prove", "smollm2", "excel", "search")
 extras = {name: cfg[f"{name}_requirements"].split() for name in ("dev", *FOR_USERS)}
 extras["all"] = sorted({r for name in FOR_USERS for r in extras[name]})
 
@@ -31,10 +31,15 @@ setup(
     keywords=cfg["keywords"].split(),
     author=cfg["author"],
     author_email=cfg["author_email"],
-    license="Apache-2.0",
+    license_expression="Apache-2.0",
     license_files=["LICENSE"],
     url=cfg["git_url"],
-    project_urls={"Documentation": cfg["doc_host"] + cfg["doc_baseurl"]},
+    project_urls={
+        "Documentation": cfg["doc_host"] + cfg["doc_baseurl"],
+        "Source": cfg["git_url"],
+        "Issues": cfg["git_url"] + "/issues",
+        "Changelog": f"{cfg['git_url']}/blob/{cfg['branch']}/CHANGELOG.md",
+    },
     package_dir={"": "."},   # an editable install is then a path, which editors follow, and no hook of the import
     packages=find_packages(include=["sft_nb", "sft_nb.*"]),
     package_data={"sft_nb": ["assets/**/*", "configs/*.py", "extras/tools/**/*.toml", "**/*.pyi", "py.typed"]},
@@ -50,7 +55,9 @@ setup(
         "Framework :: Jupyter",
         "Intended Audience :: Developers",
         "Natural Language :: English",
-        "Programming Language :: Python :: 3",
+        "Operating System :: MacOS",
+        "Operating System :: POSIX :: Linux",
+        *(f"Programming Language :: Python :: {version}" for version in ("3", "3.11", "3.12", "3.13")),   # as in CI
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
     zip_safe=False,

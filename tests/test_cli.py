@@ -126,7 +126,7 @@ WRONG = [  # arguments, exit code, what the message says
     (["check", "--config", "demo", "--learning-rate", "0", "--max-samples", "40", "--eval-samples", "0"], 1,
      ["learning_rate is 0"]),
     (["train", "--batch-size", "4", "--per-device-train-batch-size", "8"], 2, ["are one setting"]),
-    (["trian"], 2, ["no such command", "Fix: sft_nb train"]),
+    (["trian"], 2, ["no such command; the nearest is train. Fix: sft_nb train"]),
     (["sft"], 2, ["no such command", "Fix: sft_nb train"]),
     (["nosuch"], 2, ["no such command", "Fix: sft_nb --help"]),
     (["compare", "runs/a"], 2, ["b is missing", "Fix: sft_nb compare runs/NAME runs/OTHER"]),
@@ -242,6 +242,8 @@ stop folder | 2 | there is no config.json in it | sft_nb runs
 stop runs/none --timeout soon | 2 | timeout = 'soon' is a string | --timeout 120
 stop runs/none --now | 2 | --now is not an option | sft_nb stop --help
 search --config demo --trials 0 | 2 | no values are named | sft_nb search --learning-rate 1e-4 3e-4
+completion | 2 | no shell is named; one of bash, zsh, fish | sft_nb completion bash
+completion csh | 2 | there is no script for 'csh' | sft_nb completion bash
 search | 2 | no values are named | sft_nb search --learning-rate 1e-4 3e-4
 demo --steps x | 2 | there is no such command | sft_nb --help
 demo --nothing | 2 | there is no such command | sft_nb --help
@@ -401,7 +403,40 @@ def test_ctrl_c_is_written_down(tmp_path):
     assert (tmp_path/f"x/checkpoints/checkpoint-{status['step']}").exists()
 
 
-def _in_a_terminal(line:str, columns:int, **env)->str:
+def test_ctrl_c_in_the_evaluation_says_that_the_training_is_finished(trained, capsys):
+    for by, code in (("", 130), ("SIGTERM", 143)):
+        e = KeyboardInterrupt()
+        e.by = by
+        with patch("sft_nb.cli.commands._start_training", return_value=trained), \
+                patch("sft_nb.evaluation.evaluate.evaluate", side_effect=e):
+            assert main(["train", "--config", "demo"]) == code
+        said = capsys.readouterr().err.strip()
+        assert said.endswith(f"stopped; the training is finished; to score it: sft_nb evaluate {trained.path}")
+
+
+def test_bash_completes_commands_options_configs_and_runs(tmp_path):
+    (tmp_path/"runs/demo-1").mkdir(parents=True)
+    (tmp_path/"runs/demo-1/config.json").write_text("{}")
+    script = f"sft_nb() {{ {sys.executable} -m sft_nb \"$@\"; }}; eval \"$(sft_nb completion bash)\"\n"
+    for words, found in ((["tra"], ["train"]), (["merge", ""], ["runs/demo-1"]), (["plan", "--card", ""], []),
+                         (["train", "--config", "=", "gsm"], ["gsm8k"]), (["check", "--no-pref"], ["--no-preflight"])):
+        typed = shlex.join(["sft_nb", *words])
+        script += f"COMP_WORDS=({typed}); COMP_CWORD={len(words)}; _sft_nb; echo \"${{COMPREPLY[*]}}\"\n"
+        (tmp_path/"found").open("a").write(f"{' '.join(found)}\n")
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path,
+                          env=os.environ | dict(PYTHONPATH=os.getcwd()))
+    assert done.stdout == (tmp_path/"found").read_text(), done.stderr
+
+
+@pytest.mark.parametrize("name, before", [("zsh", "autoload -Uz compinit; compinit -u; "), ("fish", "")])
+def test_other_shells_can_read_their_script(name, before):
+    if shutil.which(name) is None: pytest.skip(f"there is no {name} here")
+    script = shell("completion", name).stdout
+    done = subprocess.run([name, "-c", before + script], capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+def _in_a_terminal(line:str, columns:int, code:int=0, **env)->str:
     "The output of a command on a pseudo-terminal with this many columns"
     env = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | dict(TERM="xterm", COLUMNS=str(columns)) | env
     master, slave = os.openpty()
@@ -412,7 +447,7 @@ def _in_a_terminal(line:str, columns:int, **env)->str:
         said = b""
         with suppress(OSError):   # Linux says so when nobody has the terminal open any more
             while part := terminal.read(65536): said += part
-    assert child.wait(600) == 0, said
+    assert child.wait(600) == code, said
     return said.decode()
 
 
@@ -444,7 +479,7 @@ def test_a_table_of_runs_fits_and_leaves_out_what_is_not_known(capsys):
 
 
 def test_reports_fit_the_terminal_and_fixes_stay_whole(trained):
-    from sft_nb.cli.options import wrap_report
+    from sft_nb.base.display import wrap_report
     lines = wrap_report(
         "  tuned  100.0%  (20 of 20; 95% interval 83.9% to 100.0%)   100% in the asked form\n"
         "  trained                      LoRA reaches 99.9% of the weights; embeddings and head are frozen\n"
@@ -460,6 +495,11 @@ def test_reports_fit_the_terminal_and_fixes_stay_whole(trained):
         text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", _in_a_terminal(line, 80, NO_COLOR="1"))
         shown = [part.split("\r")[-1] for part in text.replace("\r\n", "\n").split("\n")]
         assert max(map(len, shown)) <= 80, [part for part in shown if len(part) > 80]
+    for line, code in (("plan --config demo", 0), ("serve x", 2), ("train --max-length x --lora-r 0", 2)):
+        text = _in_a_terminal(line, 60, code, NO_COLOR="1", SHELL="/bin/bash")
+        shown = [part.split("\r")[-1] for part in text.replace("\r\n", "\n").split("\n")]
+        assert max(map(len, shown)) <= 60, [part for part in shown if len(part) > 60]
+        assert code or re.search(r"attn_implementation +varlen +auto: ", text)   # a line of a table stays one
     data = shell("data", "--config", "demo", "--max-samples", 60, "--eval-samples", 16).stdout
     assert re.search(r"share supervised +31\.4% +33\.3%", data)
 

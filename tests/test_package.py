@@ -15,6 +15,13 @@ from conftest import ROOT
 TOP = "setup.py settings.ini pyproject.toml MANIFEST.in README.md LICENSE constraints.txt".split()
 
 
+def ini():
+    "settings.ini"
+    read = ConfigParser(delimiters=["="])
+    read.read(ROOT/"settings.ini")
+    return read["DEFAULT"]
+
+
 def ran(*command, cwd, **env)->str:
     call = [sys.executable, *map(str, command)]
     done = subprocess.run(call, cwd=cwd, env=os.environ | env, capture_output=True, text=True)
@@ -69,8 +76,29 @@ def test_the_package_index_gets_whole_addresses(wheel):
     pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", metadata)
     assert pictures and all(u.startswith("https://raw.githubusercontent.com/") for u in pictures)
     extras = set(re.findall(r"^Provides-Extra: (.+)$", metadata, re.M))
-    assert extras == {"lab", "eval", "track", "deepspeed", "flash", "fast", "hybrid", "prove", "smollm2", "excel",
+    assert extras == {"lab", "track", "deepspeed", "flash", "fast", "hybrid", "prove", "smollm2", "excel",
                       "search", "all", "dev"}
+
+
+def test_the_package_index_is_told_who_may_use_it_where(wheel):
+    with zipfile.ZipFile(wheel) as z:
+        names = z.namelist()
+        metadata = z.read(next(n for n in names if n.endswith("METADATA"))).decode()
+    assert "License-Expression: Apache-2.0\n" in metadata and any(n.endswith("licenses/LICENSE") for n in names)
+    urls = dict(re.findall(r"^Project-URL: (\w+), (.+)$", metadata, re.M))
+    assert {*urls} == {"Documentation", "Source", "Issues", "Changelog"}
+    tested = WORKFLOWS["test"]["jobs"]["test"]["strategy"]["matrix"]["python"]
+    named = re.findall(r"^Classifier: Programming Language :: Python :: (3\..+)$", metadata, re.M)
+    assert named == tested
+
+
+def test_a_release_has_one_version(tmp_path):
+    version = ini()["version"]
+    assert yaml.safe_load((ROOT/"CITATION.cff").read_text())["version"] == version
+    check, = [step["run"] for step in WORKFLOWS["release"]["jobs"]["build"]["steps"] if "tag" in step.get("name", "")]
+    for tag, code in ((f"v{version}", 0), (version, 0), (f"v{version}1", 1), ("v9", 1)):
+        env = os.environ | dict(GITHUB_REF_NAME=tag)
+        assert subprocess.run(["bash", "-c", check], cwd=ROOT, env=env).returncode == code, tag
 
 
 WORKFLOWS = {p.stem: yaml.safe_load(p.read_text()) for p in (ROOT/".github/workflows").glob("*.yml")}
@@ -93,9 +121,7 @@ def test_what_is_published_was_tested():
 
 
 def test_each_extra_is_resolved_with_the_newest_and_with_the_oldest_versions():
-    ini = ConfigParser(delimiters=["="])
-    ini.read(ROOT/"settings.ini")
-    named = {k.removesuffix("_requirements") for k in ini["DEFAULT"] if k.endswith("_requirements")}
+    named = {k.removesuffix("_requirements") for k in ini() if k.endswith("_requirements")}
     matrix = WORKFLOWS["test"]["jobs"]["resolve"]["strategy"]["matrix"]
     assert {*matrix["extra"]} == named - {"dev"} | {"all"} and {*matrix["resolution"]} == {"highest", "lowest-direct"}
 
@@ -106,6 +132,8 @@ def test_the_image_is_pinned_and_runs_as_a_user():
     assert re.fullmatch(r"FROM nvidia/cuda:\d+\.\d+\.\d+-devel-ubuntu\d+\.\d+", base)
     assert "USER me" in lines and "USER root" not in lines and lines.index("USER me") < len(lines) - 5
     assert any(x.startswith("HEALTHCHECK") and '"sft_nb", "check"' in x for x in lines)
+    installed, = [k for k, x in enumerate(lines) if "constraints.txt" in x and "install" in x]
+    assert installed < lines.index("COPY --chown=me . sft_nb")   # or each change of the sources installs torch again
     assert ".env" in (ROOT/".dockerignore").read_text().split()
 
 

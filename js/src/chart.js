@@ -5,6 +5,7 @@ import { make } from "./controls.js";
 // Told apart without red against green (Okabe and Ito)
 const COLOURS = { light: ["#0060a8", "#c04a00", "#00795a", "#a3447d", "#8a6300", "#2f6f9f"],
   dark: ["#56b4e9", "#ff9a4d", "#2dc79a", "#e59ac6", "#e6b422", "#a9d6f5"] };
+const GREEN = 2;   // of supervised tokens, here as in the text
 
 const WHOLE = [...Array(9).keys()].flatMap((n) => [1, 2, 5].map((k) => k * 10 ** n));   // steps, batches, tokens
 
@@ -56,7 +57,7 @@ export function chart(session, first) {
     onblur: () => { tells.removeAttribute("aria-live"); u?.setCursor({ left: -10, top: -10 }); } }, title, plot, tells);
   let u = null, block = first, columns = null, shape = "";
   const theme = () => session.root.dataset.theme ?? "light";
-  const colour = (k) => COLOURS[theme()][k % 6];
+  const colour = (k) => COLOURS[theme()][block.series[k]?.name === "supervised" ? GREEN : k % 6];
   const ink = () => getComputedStyle(node).color;
   const show = (v) => block.percent ? percent(v) : format(v);
 

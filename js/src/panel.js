@@ -114,15 +114,17 @@ function render({ model, el }) {
   el.append(root);
 
   const session = new Session(model, root);
-  let heard = Date.now(), heardAt = clock(), silent = false;
+  let heard = Date.now(), heardAt = clock(), silent = false, ended = false;
   const say = () => {
     const late = root.dataset.kernel === "late";
-    notice.hidden = !silent && !late;
-    if (silent) notice.textContent = `The kernel of this notebook is gone or has hung: this is how it looked at ${heardAt}. ` +
-      "A run in a process of its own goes on. Run the cell again to follow it.";
+    notice.hidden = !ended && !silent && !late;
+    const why = ended ? "This panel belongs to an earlier kernel" : "The kernel of this notebook is gone or has hung";
+    const more = model.get("beat_seconds") > 0
+      ? "A run in a process of its own goes on. Run the cell again to follow it." : "Run the cell again.";
+    if (ended || silent) notice.textContent = `${why}: this is how it looked at ${heardAt}. ${more}`;
     else if (late) notice.textContent = "The kernel is busy or gone: what you asked for waits until it answers.";
   };
-  const hear = () => { heard = Date.now(); heardAt = clock(); silent = false; say(); };
+  const hear = () => { heard = Date.now(); heardAt = clock(); silent = false; ended = false; say(); };
   const draw = () => { session.draw(body, model.get("view")); hear(); };
   const receive = (message) => { hear(); session.receive(message); };
   root.addEventListener("sft-kernel", say);
@@ -148,6 +150,8 @@ function render({ model, el }) {
   model.on("change:view", draw);
   model.on("change:beat", hear);
   model.on("msg:custom", receive);
+  const end = () => { ended = true; say(); };
+  model.on("comm_live_update", end);   // its kernel was restarted, or shut down
   theme();
   draw();
   model.send({ event: "open" });   // not every front end lets a panel draw itself when it is displayed
@@ -158,6 +162,7 @@ function render({ model, el }) {
     model.off("change:view", draw);
     model.off("change:beat", hear);
     model.off("msg:custom", receive);
+    model.off("comm_live_update", end);
     body.parts.forEach((part) => session.remove(part));
   };
 }

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['STATUS_MARKS', 'STATUS_COLOURS', 'WRAPPED', 'FAILURE_PAGES', 'SIDES', 'AXIS_COLOUR', 'Html', 'as_html', 'Drawn',
            'format_number', 'format_change', 'badge_html', 'table_html', 'cell_text', 'Table', 'table_text',
-           'details_html', 'bar_html', 'with_bar', 'sparkline', 'format_bytes', 'code_html', 'link_html', 'card_html',
-           'card_text', 'failure_page', 'page_url', 'calling_line', 'snake_case', 'label', 'Shown', 'format_figure',
-           'figures_table', 'with_png', 'plain_axes', 'figure_html']
+           'wrap_report', 'details_html', 'bar_html', 'with_bar', 'sparkline', 'format_bytes', 'code_html', 'link_html',
+           'card_html', 'card_text', 'failure_page', 'page_url', 'calling_line', 'snake_case', 'label', 'Shown',
+           'format_figure', 'figures_table', 'with_png', 'plain_axes', 'figure_html']
 
 # %% ../../nbs/00_base/02_display.ipynb #fac0imp1
 import base64, math, os, re, shutil, textwrap, traceback
@@ -151,6 +151,27 @@ def table_text(
     lines = [[f"{c:<{w}}" if is_left else f"{c:>{w}}" for c, w, is_left in zip(row, widths, left)] for row in rows]
     note = textwrap.wrap(f"not shown: {', '.join(hidden)} ({table.others})", width) if hidden else []
     return "\n".join([*filter(None, [table.title]), *("  ".join(line).rstrip() for line in lines), *note])
+
+# %% ../../nbs/00_base/02_display.ipynb #fac0wra2
+def wrap_report(
+    text:str,      # lines of a report
+    width:int,     # of the terminal
+)->str:
+    "Wrap wide lines between words, aligned with their column; a fix stays on a line of its own"
+    lines = []
+    for line in text.split("\n"):
+        if len(line) <= width:
+            lines.append(line)
+            continue
+        line, _, fix = line.partition(" Fix: ")
+        gaps = [gap.end() for gap in re.finditer(r"(?<=\S) {2,}(?=\S)", line[:2 * width // 3 + 1])]
+        indent = max(gaps, default=len(line) - len(line.lstrip()) + 2)
+        first, *others = re.split(r" {3,}", line[indent:])
+        for part in [line[:indent] + first, *(" " * indent + other for other in others)]:
+            lines += textwrap.wrap(part, width, subsequent_indent=" " * indent, break_long_words=False,
+                                   break_on_hyphens=False)
+        if fix: lines.append(f"{' ' * indent}Fix: {fix}")
+    return "\n".join(lines)
 
 # %% ../../nbs/00_base/02_display.ipynb #fac0fol2
 def details_html(

@@ -15,12 +15,13 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from .escape import escape_html, escape_controls
+from .display import wrap_report
 
 # %% ../../nbs/00_base/07_progress.ipynb #prg00006
 PHASES = ("starting", "reading", "planning", "preflight", "loading", "training", "evaluating", "sampling", "saving",
-          "generating")
+          "generating", "merging", "comparing")
 _UNITS = dict(reading="rows", preflight="checks", training="steps", evaluating="batches", sampling="answers",
-              generating="answers")
+              generating="answers", merging="weights")
 
 @dataclass(frozen=True)
 class Progress:
@@ -218,7 +219,9 @@ def log(
 )->None:
     "Print a message above the bar: to stderr, or in a notebook to stdout, because stderr has a red background there"
     if (bar := _BAR.get()) is not None and bar.target == "terminal": bar.clear()
-    stream = sys.stdout if display_target() == "notebook" else sys.stderr
+    target = display_target()
+    stream = sys.stdout if target == "notebook" else sys.stderr
+    if target == "terminal": text = wrap_report(text, shutil.get_terminal_size().columns)
     try: print(text, file=stream, flush=True)
     except (ValueError, BrokenPipeError): pass   # the stream is closed, or its reader has gone
 
@@ -229,4 +232,6 @@ def log_disk_error(
 ):
     "Context manager that logs an error of the disk instead of raising it, because what was computed is worth more"
     try: yield
-    except OSError as e: log(f"sft_nb: {file} cannot be written ({e.strerror or e})" + f". Fix: {fix}" * bool(fix))
+    except OSError as e:
+        found = f"sft_nb: {file} cannot be written ({e.strerror or e})"
+        log(f"{found}. Fix: {fix}" if fix else found)

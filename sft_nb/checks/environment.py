@@ -7,7 +7,7 @@ __all__ = ['check_versions', 'check_device', 'nvidia_cards', 'check_gpu', 'neare
            'check_tracking', 'check_hub', 'check_memory', 'check_extent', 'last_answer_lengths', 'check_usual']
 
 # %% ../../nbs/09_checks/01_environment.ipynb #f969be02
-import os, re, shutil, subprocess, tempfile
+import os, re, resource, shutil, subprocess, tempfile
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
 from pathlib import Path
@@ -115,6 +115,10 @@ def _to_mib(n:int)->str: return f"{n / 2**20:,.0f} MiB"
 @check("environment")
 def check_disk(checkpoint_bytes:int, *, runs_dir:str, save_total_limit:int)->Finding:
     "there is room for the checkpoints"
+    largest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if largest != resource.RLIM_INFINITY and largest < checkpoint_bytes:
+        return warn(f"no file may be larger than {_to_mib(largest)} here (ulimit -f), and a checkpoint has "
+                    f"{_to_mib(checkpoint_bytes)}", command("ulimit -f unlimited"))
     free = shutil.disk_usage(nearest_folder(runs_dir)).free
     n = save_total_limit + 2   # plus one being written, and the result
     needed = n * checkpoint_bytes

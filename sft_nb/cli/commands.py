@@ -13,15 +13,16 @@ from pathlib import Path
 
 from ..base.extensions import need_extension
 from ..base.installation import load_libraries
+from ..base.display import wrap_report
 from ..base.escape import escape_controls
 from ..base.report import as_fix, command, ConfigError, edit, shell_quote, Report
 from ..config.setting import plain_name
 from ..config.settings import full_name, SETTINGS
 from ..config.load import require_trust, Config, config_names, table
 from ..runs.distributed import get_process_info, is_main_process
-from .options import (
+from sft_nb.cli.options import (
     _takes_many, flag, join_options, named_settings, Option, parse, parse_own, split_foreign_options, split_options,
-    terminal_width, wrap_report)
+    terminal_width)
 
 # %% ../../nbs/15_cli/01_commands.ipynb #e3ea05e8
 def _print_text(*parts)->None: print(*(escape_controls(str(part)) for part in parts), flush=True)
@@ -90,6 +91,7 @@ def data_command(args:list[str])->int:
         _print_json(data.report.to_dict() | more)
         return data.report.exit_code
     _print_report(data.report.text(everything=options.all))
+    if cfg.sources["model"] == "default": _print_text(f"tokens are those of {cfg.model}, as no --model is named")
     for d in more.get("dropped", ()):
         _print_text(f"{d['where']}: {d['reason']}: {json.dumps(d['row'], ensure_ascii=False)[:200]}")
     for x in more.get("shown", ()):
@@ -220,7 +222,11 @@ def _print_result(run, n_examples:int)->int:
         noticed = Report.load(guards).findings
         names = ", ".join(f.check for f in noticed)
         if noticed: _print_report(f"noticed during training: {names}; guards.json has the details")
-    if status.state == "finished" and run.config.eval_samples: _score_or_explain(run, n_examples)
+    if status.state == "finished" and run.config.eval_samples:
+        try: _score_or_explain(run, n_examples)
+        except KeyboardInterrupt as e:
+            e.add_note(f"the training is finished; to score it: sft_nb evaluate {shell_quote(run.path)}")
+            raise
     if status.stopped_by == "max_time" and run.checkpoints():
         _print_text(f"to score what it has learned so far: sft_nb evaluate {shell_quote(run.path)}")
     _print_text(f"\nrun directory: {run.path}")
@@ -243,7 +249,7 @@ def _score_or_explain(run, n_examples:int)->None:
     from sft_nb.tasks.core import task_of
     if open_split(run.config, task_of(run.config), "eval") is None:
         fix = edit(eval_file="rows.jsonl") | edit(eval_fraction=.05)
-        return _print_text(f"no rows are held out, so nothing is scored. Next time: {fix}")
+        return _print_report(f"no rows are held out, so nothing is scored. Next time: {fix}")
     from sft_nb.evaluation.evaluate import evaluate
     _print_scores(evaluate(run), n_examples)
 

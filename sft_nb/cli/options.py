@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['HELP_ORDER', 'EXAMPLES', 'Option', 'flag', 'aliases', 'options_class', 'named_settings', 'config_name',
            'split_options', 'join_options', 'split_foreign_options', 'arrange', 'line_problems', 'described',
-           'terminal_width', 'wrap_report', 'parse_own', 'parse']
+           'terminal_width', 'parse_own', 'parse']
 
 # %% ../../nbs/15_cli/00_options.ipynb #f64dd1f2
 import ast, os, re, shutil, textwrap
@@ -350,26 +350,6 @@ def described(command:str, summary:str)->str:
 def terminal_width()->int:
     "The width of a help text: that of the terminal, COLUMNS, or 80"
     return max(40, shutil.get_terminal_size((80, 24)).columns)
-
-def wrap_report(
-    text:str,      # lines of a report
-    width:int,     # of the terminal
-)->str:
-    "Wrap wide lines between words, aligned with their column; a fix stays on a line of its own"
-    lines = []
-    for line in text.split("\n"):
-        if len(line) <= width:
-            lines.append(line)
-            continue
-        line, _, fix = line.partition(" Fix: ")
-        gaps = [gap.end() for gap in re.finditer(r"(?<=\S) {2,}(?=\S)", line[:width // 2])]
-        indent = max(gaps, default=len(line) - len(line.lstrip()) + 2)
-        first, *others = re.split(r" {3,}", line[indent:])
-        for part in [line[:indent] + first, *(" " * indent + other for other in others)]:
-            lines += textwrap.wrap(part, width, subsequent_indent=" " * indent, break_long_words=False,
-                                   break_on_hyphens=False)
-        if fix: lines.append(f"{' ' * indent}Fix: {fix}")
-    return "\n".join(lines)
 
 # %% ../../nbs/15_cli/00_options.ipynb #9e9dfc0b
 def parse_own(

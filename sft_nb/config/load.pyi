@@ -8,9 +8,6 @@ from sft_nb.config.settings import Settings as Settings
 from typing import Any
 from typing import Unpack
 
-def short_repr(v: Any) -> str:
-    """`repr(v)`, truncated to 80 characters"""
-
 class SettingsMerger:
     """Merges entries into one per setting, and collects the problems"""
     best: dict[str, SettingEntry]

@@ -23,7 +23,7 @@ class Config:
     train_file: tuple[str, ...] | None = ...
     "rows to train on: JSON, JSON lines, CSV, TSV, Excel, Parquet, a folder of them, or a hub dataset (name:split); None: the task's own rows"
     train_weights: tuple[float, ...] | None = ...
-    'how often to use each train_file: 2: twice, 0.5: half of it; None: once'
+    'how often to use each train_file, not its share of all rows: 2: twice, 0.5: half of it; None: once'
     domain: str | None = ...
     'from a folder, only the files of this domain: technology_train.jsonl; a task may name it in the prompt'
     eval_file: tuple[str, ...] | None = ...
@@ -284,7 +284,7 @@ class Settings(TypedDict, total=False):
     train_file: tuple[str, ...] | None | str | Sequence[str] | Path
     "rows to train on: JSON, JSON lines, CSV, TSV, Excel, Parquet, a folder of them, or a hub dataset (name:split); None: the task's own rows"
     train_weights: tuple[float, ...] | None | float | Sequence[float]
-    'how often to use each train_file: 2: twice, 0.5: half of it; None: once'
+    'how often to use each train_file, not its share of all rows: 2: twice, 0.5: half of it; None: once'
     domain: str | None
     'from a folder, only the files of this domain: technology_train.jsonl; a task may name it in the prompt'
     eval_file: tuple[str, ...] | None | str | Sequence[str] | Path

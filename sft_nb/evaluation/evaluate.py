@@ -317,6 +317,7 @@ class Evaluation(SavedResult):
     baselines:Baselines|None=None    # trivial answers, and the base with examples; None: not known
     stored:Scores|None=None          # the base in 4 or 8 bits, if it is worse than `base`
     why_stored:str=""                # why `base` is in 4 or 8 bits; empty: it is not
+    second_round:str=""              # what `base` is, if training began with an earlier result
 
     in_json = ("run", "checkpoint", "by", "difference")
 
@@ -352,6 +353,7 @@ class Evaluation(SavedResult):
         "The gain, the cost in general texts, and whether a server got the same prompts"
         lines = [] if self.base is None else gains_in_words(self.base, self.tuned, self.by)
         lines += [f"{s.model}: {s.thoughts}" for s in (self.base, self.tuned) if s is not None and s.thoughts]
+        if self.second_round and self.base is not None: lines.append(self.second_round)
         if self.why_stored: lines.append(f"the base is as it was trained on, in 4 or 8 bits: {self.why_stored}")
         if self.baselines is not None: lines += self.baselines.notes(self.tuned)
         if self.earlier: lines.append(self.earlier)
@@ -526,7 +528,7 @@ def evaluate(
     target, server, questions = evaluator.target, evaluator.server, evaluator.questions
     run, models, base, stored, forgotten = target.run, BaseAndTuned(evaluator.bench, target.weights), None, None, None
     baselines = evaluator.baselines
-    of_run = {} if run is None else dict(weights=weights_digest(target.weights))
+    of_run = {} if run is None else dict(weights=weights_digest(target.weights), second_round=target.base_in_words)
     if run is not None and target.checkpoint == "adapter": of_run["earlier"] = earlier_adapter(run)
     if server is not None and general:
         raise ConfigError(f"server {server.url}", "it cannot compute the loss of general texts", "answers only",

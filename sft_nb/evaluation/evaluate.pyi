@@ -168,6 +168,7 @@ class Evaluation(SavedResult):
     baselines: Baselines | None = None
     stored: Scores | None = None
     why_stored: str = ''
+    second_round: str = ''
     in_json: tuple[str, str, str, str]
 
     @property

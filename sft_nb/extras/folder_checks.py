@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from ..base.progress import Phase
 from ..base.report import as_fix, Fix, pluralise, skipped, SftError, warn
 from ..tokens.encode import encode_prompts
 from ..tokens.template import Template
@@ -386,11 +387,13 @@ def differs(
 def compare_tensors(x:Expected, f:Folder, names:list[str])->list[TensorDifference]:
     "Each named tensor of a folder with the run's; loads the base only if one is not exactly as rounded"
     stored, compared = getattr(torch, stored_as(f), torch.float32), []
-    for name in names:
-        found, wanted = f.tensor(name), x.merged[name]
-        if torch.equal(found, wanted.to(stored).float()):
-            compared.append(TensorDifference(name, relative_error(found, wanted)))
-        else: compared.append(compare_tensor(name, found, wanted, x.base.get(name)))
+    with Phase("comparing", len(names), what="tensors") as phase:
+        for name in names:
+            found, wanted = f.tensor(name), x.merged[name]
+            if torch.equal(found, wanted.to(stored).float()):
+                compared.append(TensorDifference(name, relative_error(found, wanted)))
+            else: compared.append(compare_tensor(name, found, wanted, x.base.get(name)))
+            phase.update(len(compared))
     return compared
 
 def worst_of(differences:list[TensorDifference])->TensorDifference:

@@ -160,11 +160,19 @@ def export(self:LossState,
     return write_atomically(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 # %% ../../nbs/16_extras/06_losses.ipynb #b853b89d
+def _tint(value:float)->str:
+    "The background of a loss, or of a gain; text stays readable on the deepest, in light and dark themes"
+    return f"background:rgba({'207,34,46' if value > 0 else '46,160,67'},{min(.6, abs(value) / 3 * .6):.2f})"
+
+def _scale_html(gain:bool)->str:
+    "The tints of some losses, or gains, with their numbers"
+    values = (-3, -1, -.3, 0, .3, 1, 3) if gain else (0, .3, 1, 2, 3)
+    shown = [f"<span style='{_tint(v)};padding:0 7px'>{'≥ ' * (v == 3)}{'≤ ' * (v == -3)}{v:g}</span>" for v in values]
+    return f"{''.join(shown)} nats"
+
 def _loss_html(token:Token, value:float, tells:str, gain:bool=False)->str:
     "One supervised token: red for a loss of `value` nats, green below 0; a gain is also underlined"
-    depth = min(.6, abs(value) / 3 * .6)   # text stays readable on the deepest tint, in light and dark themes
-    end, red_or_green = "<br>" * ("\n" in token.text), "207,34,46" if value > 0 else "46,160,67"
-    style = f"background:rgba({red_or_green},{depth:.2f})"
+    end, style = "<br>" * ("\n" in token.text), _tint(value)
     if gain and abs(value) > .1: style += ";text-decoration:underline " + ("wavy" if value > 0 else "solid")
     return f"<bdi title='{escape_html(tells)}' style='{style}'>{visible_html(token.text)}</bdi>{end}"
 
@@ -206,10 +214,9 @@ def row_html(self:LossState)->str:
     chosen = self.ranked()[self.chosen]
     where = self.side.row(chosen.example)[0]
     title = f"<div style='margin-top:6px'><b>{escape_html(where)}</b>, the loss of each token: {self.shows}</div>"
-    text = "the redder, the higher the loss"
-    if self.shows == "gain": text = "green: the loss has fallen; red: it has risen"
-    legend = f"<div style='font-size:85%;opacity:.85'>{text}; hover over a token for both losses</div>"
-    return title + self._tokens(chosen) + legend
+    text = "; below 0 the loss has fallen" if self.shows == "gain" else ""
+    scale = f"{_scale_html(self.shows == 'gain')}{text}; hover over a token for both losses"
+    return f"{title}<div style='font-size:85%;margin:4px 0'>{scale}</div>{self._tokens(chosen)}"
 
 @patch
 def html(self:LossState)->str:

@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..base.escape import short_repr
 from ..base.credentials import redact_setting
 from ..base.report import ConfigError
 from ..config.setting import fix_for_source, plain_name
 from ..config.settings import ALIASES, defaults, full_name, SETTINGS
 from ..config.files import ASSIGNED, DEFAULT, KnownNames, normalise, plain_value, SettingEntry
-from ..config.load import SettingsMerger, short_repr
+from ..config.load import SettingsMerger
 from .meanings import FileSettings, is_off, Meaning, Meanings, read_tool, refused
 from .conversions import VALUES
 from .unread_tools import other_tool_error, TEXT_ONLY
@@ -107,7 +108,7 @@ class TranslatingMerger(SettingsMerger):
 
     def add_translated(self, entry:SettingEntry, meant:Meaning)->None:
         "Add the settings that another tool's setting maps to, or note why it is ignored or refused"
-        shown = f"{entry.name} = {short_repr(redact_setting(entry.name, entry.value))}"
+        shown = f"{entry.name} = {short_repr(redact_setting(entry.name, entry.value), 80)}"
         if meant.method:
             self.methods.append((meant, f"{entry.source} {shown}"))
             return

@@ -9,6 +9,7 @@ __all__ = ['READERS', 'refuse_export']
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise, takewhile
 
+from ..base.escape import short_repr
 from ..base.report import as_fix, edit, SftError
 from ..rows.messages import content_text, is_missing, parse_list
 from sft_nb.rows.readers import (
@@ -70,7 +71,7 @@ def _read_segments(row)->list[dict]:
     parts = parse_list(row["segments"], "segments")
     def is_segment(p): return isinstance(p, dict) and isinstance(p.get("text"), str) and p.get("label") in (True, False)
     if not parts or not all(map(is_segment, parts)):
-        raise SftError("row", f"segments are {parts!r:.60}", "objects with text and label (true: learned)",
+        raise SftError("row", f"segments are {short_repr(parts)}", "objects with text and label (true: learned)",
                        "write segments as objects with text and label")
     return [dict(role="text", content=p["text"], **({} if p["label"] else dict(train=False))) for p in parts]
 
@@ -80,7 +81,7 @@ def _integer_list(x, name:str, n:int|None=None)->list[int]:
     if n is not None and isinstance(x, list) and all(isinstance(i, bool) for i in x): x = list(map(int, x))   # a mask
     found = list(x) if isinstance(x, (list, tuple)) or hasattr(x, "tolist") else []
     if not found or not all(hasattr(i, "__index__") and not isinstance(i, bool) and -2**31 <= i < 2**31 for i in found):
-        raise SftError("row", f"{name} is {x!r:.60}", "a list of integers", f"write {name} as a list of integers")
+        raise SftError("row", f"{name} is {short_repr(x)}", "a list of integers", f"write {name} as a list of integers")
     if n in (None, len(found)): return list(map(int, found))
     raise SftError("row", f"{n} input_ids and {len(found)} {name}", f"one of {name} for each token",
                    f"give the row {n} {name}")

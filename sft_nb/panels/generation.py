@@ -17,7 +17,7 @@ from ..base.report import pluralise
 from ..runs.directory import Run
 from ..runs.status import ACTIVE
 from ..runs.summary import short_path
-from .panel import Button, Choice, controls_row, error_html, html_block, Number, Panel, Text
+from .panel import Button, Choice, controls_row, html_block, Number, Panel, Text
 from .reply_stream import Reply
 from .chat_models import ChatModel, names_in
 from .conversation import GenerationState, question_of
@@ -48,12 +48,14 @@ class Controls:
         self.thumbs = []   # two buttons per model that has answered
 
     def rows(self)->list[dict]:
-        "The rows of controls from top to bottom"
-        settings = controls_row(self.tokens, self.temperature, self.top_p, self.seed)
-        thumbs = [controls_row(*self.thumbs)] if self.thumbs else []
+        "The rows of controls above the answers, from top to bottom"
         return [controls_row(self.models, self.row), controls_row(self.prompt),
-                controls_row(self.ask, self.stop, self.new, self.keep, self.ask_set), settings,
-                controls_row(self.system), *thumbs]
+                controls_row(self.ask, self.stop, self.new, self.keep, self.ask_set)]
+
+    def settings(self)->list[dict]:
+        "The rows below the answers"
+        thumbs = [controls_row(*self.thumbs)] if self.thumbs else []
+        return [*thumbs, controls_row(self.tokens, self.temperature, self.top_p, self.seed), controls_row(self.system)]
 
 # %% ../../nbs/14_panels/08_generation.ipynb #vew0pan2
 class GenerationPanel(Panel):
@@ -80,10 +82,11 @@ class GenerationPanel(Panel):
         self._try(lambda: self.choose_row(row or min(1, len(state.rows()))))
 
     def blocks(self)->list[dict]:
-        "The controls, the answers to kept prompts, and the conversation"
+        "The prompt, the conversation, the answers to kept prompts, and the settings"
         answers = self.note + self.state.prompt_set_html()
         kept = [html_block(answers, boxed=True, title="answers to kept prompts")] if answers else []
-        return [*self.controls.rows(), *kept, html_block(self.state.html(), boxed=True, title="conversation")]
+        talk = html_block(self.state.html(), boxed=True, title="conversation")
+        return [*self.controls.rows(), talk, *kept, *self.controls.settings()]
 
     def to_html(self)->str: return f"{self.note}{self.state.prompt_set_html()}{super().to_html()}"
 
@@ -109,7 +112,7 @@ def _try(self:GenerationPanel, act:Callable)->None:
     "Carry out a press, and show what went wrong"
     self.error = ""
     try: act()
-    except Exception as e: self.error = error_html(e)
+    except Exception as e: self.error = self.explain(e)
     self.draw()
 
 # %% ../../nbs/14_panels/08_generation.ipynb #vew0pan4
@@ -150,7 +153,7 @@ def generate(self:GenerationPanel)->None:
     how = dict(max_new_tokens=c.tokens.value, temperature=c.temperature.value, top_p=c.top_p.value, seed=c.seed.value)
     try: turn = self.state.begin(c.prompt.value, row=c.row.value, system=c.system.value, **how)
     except Exception as e:
-        self.error = error_html(e)
+        self.error = self.explain(e)
         return self.draw()
     self._write_in_thread(lambda: self.state.answer(turn, self._grown))
 
@@ -159,7 +162,7 @@ def _write_in_thread(self:GenerationPanel, work:Callable)->None:
     "Let models write, in a thread of its own; until they have, everything but stop is disabled"
     def run()->None:
         try: work()
-        except Exception as e: self.error = error_html(e)
+        except Exception as e: self.error = self.explain(e)
         finally:
             self.writing = False   # before the browser can send the next question
             self._enable(True)

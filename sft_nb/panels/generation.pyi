@@ -33,7 +33,10 @@ class Controls:
     def __init__(self, state: GenerationState) -> None: ...
 
     def rows(self) -> list[dict[Any, Any]]:
-        """The rows of controls from top to bottom"""
+        """The rows of controls above the answers, from top to bottom"""
+
+    def settings(self) -> list[dict[Any, Any]]:
+        """The rows below the answers"""
 
 class GenerationPanel(Panel):
     """A prompt and the answers of several models, side by side"""
@@ -50,7 +53,7 @@ class GenerationPanel(Panel):
     def __init__(self, run: Run | str | Path, checkpoint: str | Path | Run | tuple[Any, ...] | None=None, *, row: int | str | None=None, thread: bool=True, drawn: Callable[..., Any] | None=None) -> None: ...
 
     def blocks(self) -> list[dict[Any, Any]]:
-        """The controls, the answers to kept prompts, and the conversation"""
+        """The prompt, the conversation, the answers to kept prompts, and the settings"""
 
     def to_html(self) -> str: ...
 

@@ -184,10 +184,10 @@ def bar_row_html(
 )->str:
     "A row of a table of bars: name, value, bar"
     bar = f"<div style='background:{colour};height:9px;width:{100 * share:.1f}%;min-width:1px'></div>"
-    cell = "padding:1px 10px 1px 0;text-align:left;white-space:nowrap"
-    return (f"<tr><td style='{cell}'>{escape_html(name)}</td>"
-            f"<td style='{cell};text-align:right'>{escape_html(value)}</td>"
-            f"<td style='width:100%;text-align:left'>{bar}</td></tr>")
+    cell = "padding:1px 10px 1px 0;text-align"   # with widths: the columns of JupyterLab's tables are equal otherwise
+    return (f"<tr><td style='{cell}:left;width:34%'>{escape_html(name)}</td>"
+            f"<td style='{cell}:right;width:18%'>{escape_html(value)}</td>"
+            f"<td style='text-align:left;width:48%'>{bar}</td></tr>")
 
 def common_place(places:list[str])->str:
     "The common beginning of the places of rows, `train.jsonl row `, which a narrow column leaves out"
@@ -326,11 +326,7 @@ def _receive_event(self:Panel, _, message:dict, buffers)->None:
 @patch
 def fail(self:Panel, error:Exception)->None:
     "Show what went wrong above everything else; the exception is kept in `failure`"
-    self.failure = error
-    try: run = getattr(self.state, "run", None)
-    except Exception: run = None   # the state is created on first use, and may be what failed
-    is_removed = run is not None and not run.path.is_dir()   # the other error follows from that
-    self.error = error_html(removed_run(run) if is_removed else error)
+    self.failure, self.error = error, self.explain(error)
     try: self.draw(save=False)
     except Exception:   # what failed is needed to draw the panel: the error alone is shown
         self.view = self._to_json([html_block(self.error)])
@@ -338,6 +334,13 @@ def fail(self:Panel, error:Exception)->None:
     if self.shown:
         try: update_display(self._saved_picture(), display_id=self.saved_id, raw=True)
         except Exception: return   # the panel itself is drawn
+
+@patch
+def explain(self:Panel, error:Exception)->str:
+    "An error as HTML; of a run that was removed, that alone: other errors follow from it"
+    try: run = getattr(self.state, "run", None)
+    except Exception: run = None   # the state is created on first use, and may be what failed
+    return error_html(error if run is None or run.path.is_dir() else removed_run(run))
 
 def removed_run(
     run,   # a `Run` whose directory existed before
@@ -358,4 +361,3 @@ def error_html(
     _, _, where = card["title"].partition(": ")   # without the class name
     title = title or ("that did not work" if where.endswith("Panel") else where)
     return card_html(title, card["says"], lines=dict(Fix=card["lines"]["Fix"], Page=card["lines"]["Page"]))
-

@@ -195,6 +195,9 @@ class Panel(anywidget.AnyWidget):
     def fail(self, error: Exception) -> None:
         """Show what went wrong above everything else; the exception is kept in `failure`"""
 
+    def explain(self, error: Exception) -> str:
+        """An error as HTML; of a run that was removed, that alone: other errors follow from it"""
+
 def removed_run(run: Any) -> ConfigError:
     """The error for a run whose directory was removed while a panel showed it
     

@@ -50,7 +50,7 @@ def _bind(self:RunPanel)->None:
     self.resume.on_click(lambda _: self._try(run.resume))
     self.checkpoint.on_click(lambda _: self._try(run.checkpoint))
     self.step.observe(lambda change: self._try(lambda: self.state.look_at(change["new"] or None)), "value")
-    for choice in (self.scale, self.smooth): choice.observe(lambda _: self.draw(), "value")
+    for choice in (self.scale, self.smooth): choice.observe(lambda _: self.refresh(always=True), "value")
 
 @patch
 def blocks(self:RunPanel)->list[dict]:

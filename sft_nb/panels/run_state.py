@@ -71,7 +71,9 @@ def refresh(self:RunState)->bool:
     self.progress:Progress = run.progress
     try: self.noticed:list[Finding] = Report.load(path/"guards.json").findings
     except SftError: self.noticed = []   # it is being written, or is damaged
-    self.planned = _planned_memory(read_json_object(path/"plan.json"))
+    plan = read_json_object(path/"plan.json")
+    self.planned = _planned_memory(plan)
+    self.whole_process:bool = bool(self.planned) and plan["device"].get("kind") == "cpu"   # memory is that of
     self.damage:list[str] = [f"{run.name}/metrics.jsonl: {tail.why}"
                              for run, tail in zip(self.runs, self.tails) if tail.why]
     try: lines = read_lines(path/"samples.jsonl")
@@ -193,15 +195,21 @@ def memory(self:RunState)->dict[str,float]:
     taken = dict(taken=self.newest["peak_memory_gib"]) if "peak_memory_gib" in self.newest else {}
     return taken | self.planned
 
-def _memory_html(gib:dict[str,float])->str:
-    "A bar for each figure, on one scale"
+def _memory_html(gib:dict[str,float], *, whole_process:bool=False)->str:
+    "A bar for each figure, on one scale, and how they compare"
     if "taken" not in gib: return ""
     most = max(gib["taken"], gib.get("planned", 0)) or 1
     bars = bar_row_html("memory, most so far", f"{gib['taken']:.2f} GiB", gib["taken"] / most)
+    words = []
     if "planned" in gib:
         bars += bar_row_html("as planned", f"{gib['planned']:.2f} GiB", gib["planned"] / most, "#a3447d")
-    there = f"<div style='font-size:12px'>the device has {gib['there']:.1f} GiB</div>" if "there" in gib else ""
-    return f"<table style='font-size:12px;width:100%;max-width:480px;margin:4px 0'>{bars}</table>{there}"
+        more = gib["taken"] / gib["planned"] - 1 if gib["planned"] else 0.
+        words.append(f"the most so far is {abs(more):.0%} {'above' if more > 0 else 'below'} the plan")
+        if more > 0 and whole_process:
+            words.append("it counts the whole process, and so whatever else was loaded in it")
+    if "there" in gib: words.append(f"the device has {gib['there']:.1f} GiB")
+    line = f"<div style='font-size:12px'>{'; '.join(words)}</div>"
+    return f"<table style='font-size:12px;width:100%;max-width:480px;margin:4px 0'>{bars}</table>{line}"
 
 # %% ../../nbs/14_panels/03_run_state.ipynb #liv0sam2
 _SHOWN = 4   # most answers to show per prompt
@@ -255,7 +263,8 @@ def _guards_html(noticed:list[Finding])->str:
         lines.append(f"<div style='{edge}'>{escape_html(f)}</div>")
     return "".join(lines)
 
-_CHIPS = dict(finished="#1a7f37", failed="#cf222e", killed="#cf222e", running="#0060a8", starting="#0060a8")
+_CHIPS = dict(finished="#1a7f37", failed="#cf222e", killed="#cf222e", removed="#cf222e",
+              running="#0060a8", starting="#0060a8")
 
 @patch
 def numbers(self:RunState)->dict[str,str]:
@@ -321,7 +330,7 @@ def notes_html(self:RunState)->str:
     table = table_html([[name.replace("_", " "), value] for name, value in figures.items()])
     table = details_html("all figures", table) if figures else ""
     saved = f"<div>checkpoints: {escape_html(', '.join(self.checkpoints))}</div>" if self.checkpoints else ""
-    notes = _guards_html(self.noticed) + _memory_html(self.memory()) + saved
+    notes = _guards_html(self.noticed) + _memory_html(self.memory(), whole_process=self.whole_process) + saved
     return f"{notes}{table}{self._answers_html()}"
 
 @patch

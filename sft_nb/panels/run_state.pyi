@@ -24,6 +24,7 @@ class RunState:
     status: Status
     progress: Progress
     planned: dict[str, float]
+    whole_process: bool
     damage: list[str]
     samples: list[dict[Any, Any]]
     checkpoints: list[str]

@@ -22,7 +22,7 @@ from transformers.utils import cached_file
 
 from ..base.extensions import extension
 from ..base.files import atomic_folder
-from ..base.progress import log
+from ..base.progress import log, Phase, show_progress
 from ..base.report import (
     as_fix, command, ConfigError, edit, fail, Finding, Fix, ok, Report, shell_quote, SftError, warn)
 from ..config.load import Config
@@ -126,10 +126,12 @@ def probe(
     with ExitStack() as stack:
         stack.enter_context(eval_mode(model))
         if dtype is not None: stack.enter_context(computed_in(dtype, model))
-        for sequence, start in zip(sequences, starts):
+        compared = stack.enter_context(Phase("comparing", len(sequences), what="prompts"))
+        for k, (sequence, start) in enumerate(zip(sequences, starts), 1):
             keep = max(1, len(sequence) - start + _BEFORE_ANSWER)
             ids = torch.tensor([sequence], device=model.device)
             logits.append(model(ids, logits_to_keep=keep).logits[0].float().cpu())
+            compared.update(k)
     return Probe(texts, [*sequences], [*starts], logits)
 
 # %% ../../nbs/13_proof/00_merge.ipynb #54e8ccf8
@@ -272,7 +274,7 @@ def load_trained(
 def _with_adapter(workbench:Workbench, path:Path, *, to_host:bool=False):
     "The trained model with ordinary layers; for `method=\"full\"` there is no adapter"
     if workbench.requested.method == "full": return workbench.trained(path)
-    with quiet():
+    with Phase("loading"), quiet():
         base = workbench.base()
         text_model = text_path(base)   # set only for a model with a vision tower
         quantised = [n for n, p in base.named_parameters() if not p.is_floating_point()]
@@ -291,9 +293,11 @@ def merge_weights(
 )->Iterator[torch.nn.Parameter]:
     "Add the adapter to one weight after the other, in float32; yields each of them, to be rounded or restored"
     merged = set()
-    with warnings.catch_warnings(action="ignore"):   # peft: tied weights, adapters that are merged already
-        for layer in model.modules():
-            if not hasattr(layer, "merge") or not hasattr(layer, "get_base_layer"): continue
+    layers = [layer for layer in model.modules() if hasattr(layer, "merge") and hasattr(layer, "get_base_layer")]
+    with (Phase("merging", len(layers)) as phase,
+          warnings.catch_warnings(action="ignore")):   # peft: tied weights, adapters that are merged already
+        for k, layer in enumerate(layers):
+            phase.update(k)
             # all experts of a layer are one 3-D parameter, which peft wraps
             weight = layer.get_param() if hasattr(layer, "get_param") else layer.get_base_layer().weight
             if weight in merged and getattr(layer, "lora_A", None):   # already merged through a shared layer
@@ -463,7 +467,7 @@ def load_merged(
     device:str,
 ):
     "Load a merged folder with transformers alone"
-    with quiet():
+    with Phase("loading"), quiet():
         kind = auto_class(AutoConfig.from_pretrained(folder))
         return kind.from_pretrained(folder, dtype=dtype, device_map={"": device})
 
@@ -480,7 +484,7 @@ def with_system_prompt(
 
 def _write_model(model, workbench:Workbench, folder:Path)->None:
     "Weights, tokenizer with its template, generation config, and the image settings of a model that has some"
-    with quiet():
+    with Phase("saving"), quiet():
         model.save_pretrained(folder)
         workbench.tokenizer.save_pretrained(folder)
     if not text_path(model): return
@@ -583,6 +587,7 @@ def merge(
                           edit(write_system_prompt=False))
 
     with ExitStack() as stack:
+        stack.enter_context(show_progress(delay=1))
         try: folder = stack.enter_context(atomic_folder(out))
         except OSError as e:
             found = f"{out} cannot be made ({e.strerror})"

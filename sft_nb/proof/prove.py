@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ..base.display import as_html, Drawn, Html, Shown, table_html
 from ..base.view import finding_html, own_fields, View
+from ..base.progress import show_progress
 from ..base.report import ConfigError, edit, Fix, ok, read_figures, SftError, warn
 from ..tokens.encode import encode_prompts, end_ids
 from ..tokens.prepare import missing_rows_are_of_the_run
@@ -212,17 +213,18 @@ def prove(
 
     bench = Workbench(more[-1].cfg if more else run.config, is_resolved=True)
     is_full, learned = run.config.method == "full", name_of_weights(checkpoint, run.config.method == "full")
-    found = []
-    def answer():
-        found.append(answer_as_reference(bench, run, source, prompts=prompts, max_new_tokens=max_new_tokens))
-    stage = run_check("adapter", "answers", answer, f"look at the {learned} in {source}, and at its base")
-    if stage is not None: return _save_proof(Proof(run.name, checkpoint, [stage], is_full), run)
-    reference, = found
-    x = Expected(bench, source, run.path, reference, quantised)
-    links = [adapter_stages(reference, is_full=is_full)]
-    if merged: links.append(folder_stages(x, merged))
-    links += [link.stages(x) for link in more]
-    return _save_proof(Proof(run.name, checkpoint, until_broken(*links), is_full), run)
+    with show_progress(delay=1):
+        found = []
+        def answer():
+            found.append(answer_as_reference(bench, run, source, prompts=prompts, max_new_tokens=max_new_tokens))
+        stage = run_check("adapter", "answers", answer, f"look at the {learned} in {source}, and at its base")
+        if stage is not None: return _save_proof(Proof(run.name, checkpoint, [stage], is_full), run)
+        reference, = found
+        x = Expected(bench, source, run.path, reference, quantised)
+        links = [adapter_stages(reference, is_full=is_full)]
+        if merged: links.append(folder_stages(x, merged))
+        links += [link.stages(x) for link in more]
+        return _save_proof(Proof(run.name, checkpoint, until_broken(*links), is_full), run)
 
 def _save_proof(proof:Proof, run:Run)->Proof:
     proof.save(run.path/"eval"/f"proof-{proof.checkpoint}.json")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from transformers import GenerationConfig
 
+from ..base.progress import Phase
 from ..tokens.encode import encode_prompts
 from ..batches.layout import eval_mode
 from ..model.load import quiet
@@ -53,7 +54,9 @@ def answer_greedily(
         stack.enter_context(eval_mode(model))
         stack.callback(setattr, model, "generation_config", own)
         model.generation_config = settings   # otherwise it would fill in what `settings` leaves open
+        answering = stack.enter_context(Phase("generating", len(conversations)))
         for k, (conversation, prompt) in enumerate(zip(conversations, encode_prompts(conversations, tokenizer))):
+            answering.update(k)
             ids = torch.tensor([prompt], device=model.device)
             with quiet():
                 output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)

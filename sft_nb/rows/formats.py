@@ -41,7 +41,8 @@ def to_messages(
     response_template:str|None=None,      # for `text`: supervise only what follows it
 )->list[dict]:                            # messages with OpenAI's roles and keys
     "The conversation of a row; `SftError` if its format is unknown, or it lacks fields of the given format"
-    name = detect(row) if format == "auto" else format
+    detected = detect(row)   # also where it is not asked for, to refuse what is no row
+    name = detected if format == "auto" else format
     rarer = extension("row_formats")
     if rarer and format == "auto" and name in (None, "text"): rarer.refuse_export(tuple(dict.keys(row)))
     if name is None: raise no_format_error(row)

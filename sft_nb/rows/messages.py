@@ -15,6 +15,7 @@ from numbers import Number
 from typing import NamedTuple
 
 from ..base.extensions import extension, need_extension, note_missing
+from ..base.escape import short_repr
 from ..base.report import SftError
 
 # %% ../../nbs/02_rows/02_messages.ipynb #9a464452
@@ -78,7 +79,7 @@ def read_blocks(
         block = Block("text", part["text"], part) if is_text else shapes and shapes.read_block(part)
         if not block:
             expected = "a string" + note_missing("message_shapes", "blocks are read by")
-            raise SftError("row", f"{name} is {content!r:.80}", expected, f"write {name} as a string")
+            raise SftError("row", f"{name} is {short_repr(content, 80)}", expected, f"write {name} as a string")
         found.append(block)
     return found
 
@@ -89,15 +90,17 @@ def content_text(
     "Message content as a string: a number's digits, text parts joined, or empty if missing; `SftError` otherwise"
     if isinstance(content, str): return content
     if is_missing(content): return ""
-    if isinstance(content, Number): return str(content)
+    if isinstance(content, Number):
+        try: return str(content)
+        except ValueError: pass   # too many digits
     if isinstance(content, dict) and "parts" in content: content = content["parts"]   # Vertex
     if isinstance(content, (list, dict)):
         blocks = [b for b in read_blocks(content, name) if b.kind != "thought"]
         if any(not _FLAGS.isdisjoint(b.part) for b in blocks):
-            raise SftError("row", f"{name} has parts with flags: {content!r:.60}", "flags in messages",
+            raise SftError("row", f"{name} has parts with flags: {short_repr(content)}", "flags in messages",
                            "write the row as messages")
         if all(b.kind == "text" for b in blocks): return "".join(b.value for b in blocks)
-    raise SftError("row", f"{name} is {content!r:.80}", "a string", f"write {name} as a string")
+    raise SftError("row", f"{name} is {short_repr(content, 80)}", "a string", f"write {name} as a string")
 
 # %% ../../nbs/02_rows/02_messages.ipynb #71fa1d33
 def parse_value(
@@ -137,7 +140,7 @@ def parse_list(
                 raise SftError("row", e.found, "a list", fix) from e
             if x is None: raise
     if isinstance(x, list): return x
-    raise SftError("row", f"{name} is {x!r:.60}", "a list", f"write {name} as a list")
+    raise SftError("row", f"{name} is {short_repr(x)}", "a list", f"write {name} as a list")
 
 _CALL_NAME, _CALL_ID = ("name", "toolName"), ("call_id", "toolUseId", "tool_use_id", "toolCallId", "id")
 _CALL_ARGUMENTS = ("arguments", "input", "args", "parameters")
@@ -155,7 +158,8 @@ def _parse_tool_call(x, name:str)->dict:
     for _ in range(3):   # a JSON string of a JSON string
         if isinstance(arguments, str) and arguments: arguments = parse_value(arguments, written)
     if not isinstance(arguments or {}, dict):
-        raise SftError("row", f"{written} are {arguments!r:.60}", "an object", f"write {written} as an object: {{}}")
+        raise SftError("row", f"{written} are {short_repr(arguments)}", "an object",
+                       f"write {written} as an object: {{}}")
     call = dict(type="function", function=dict(name=called, arguments=arguments or {}))
     id = first_present(x, _CALL_ID) or first_present(function, _CALL_ID)
     return call | dict(id=id) if isinstance(id, str) else call
@@ -174,7 +178,7 @@ def parse_tools(
             t = parse_value(t, name)
             function = t.get("function", t.get("toolSpec", t)) if isinstance(t, dict) else None
             if not isinstance(function, dict):
-                raise SftError("row", f"{name} are {tools!r:.60}", "a list of objects",
+                raise SftError("row", f"{name} are {short_repr(tools)}", "a list of objects",
                                f"write {name} as a list of objects")
             schema = next((k for k in ("input_schema", "inputSchema") if k in function), None)   # Anthropic, Bedrock
             function = {"parameters" if k == schema else k: v for k, v in function.items() if k != "type"}
@@ -200,7 +204,7 @@ def read_flag(
         if isinstance(value, str): learned = _YES_NO.get(value.strip().lower())
         else: learned = bool(value) if isinstance(value, (bool, int, float)) and value in (0, 1) else None
         if learned is None:
-            raise SftError("row", f"{key} of {name} is {value!r:.40}", "true or false, 1 or 0",
+            raise SftError("row", f"{key} of {name} is {short_repr(value, 40)}", "true or false, 1 or 0",
                            f"write {key} of {name} as 1 or 0, or leave {name} out")
         found[key] = learned != (key == "masked")
     if len({*found.values()}) < 2: return next(iter(found.values()), None)

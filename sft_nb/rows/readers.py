@@ -13,7 +13,8 @@ from itertools import takewhile
 from numbers import Number
 
 from ..base.extensions import need_extension
-from ..base.report import edit, SftError
+from ..base.escape import short_repr
+from ..base.report import edit, SftError, with_article
 from .settings import FORMATS
 from .thoughts import split_thought
 from sft_nb.rows.messages import (
@@ -52,6 +53,9 @@ def detect(
     row:dict,
 )->str|None:   # one of `FORMATS`; None if none fits
     "The format of a row, detected from its fields that are not None, or else from all of them"
+    if not isinstance(row, dict):
+        raise SftError("row", f"it is {with_article(type(row).__name__)}", "a dict with the fields of one row",
+                       "give the rows one by one: to_messages(rows[0])")
     filled = tuple([k for k, v in dict.items(row) if v is not None])
     if found := detect_by_columns(filled): return found
     for name, field in _HOLD_MESSAGES.items():
@@ -104,7 +108,7 @@ def add_row_fields(
         parsed = parse_value(arguments, "chat_template_kwargs")
         fix = 'write chat_template_kwargs as {"enable_thinking": false}'
         if not isinstance(parsed, dict) or not all(isinstance(name, str) for name in parsed):
-            raise SftError("row", f"chat_template_kwargs is {parsed!r:.60}", "an object", fix)
+            raise SftError("row", f"chat_template_kwargs is {short_repr(parsed)}", "an object", fix)
         if reserved := sorted(_RESERVED_ARGUMENTS & parsed.keys()):
             found = f"chat_template_kwargs sets {', '.join(reserved)}"
             raise SftError("row", found, "arguments of the template alone", fix)

@@ -47,7 +47,7 @@ class RowSettings:
         "(name:split); None: the task's own rows", is_path=True, accepted_by="prepare(cfg, train=rows)",
         also="train_data dataset data_path data_dir data_files dataset_name")] = None
     train_weights:Annotated[tuple[float,...]|None, Setting(
-        "how often to use each train_file: 2: twice, 0.5: half of it; None: once")] = None
+        "how often to use each train_file, not its share of all rows: 2: twice, 0.5: half of it; None: once")] = None
     domain:Annotated[str|None, Setting(
         "from a folder, only the files of this domain: technology_train.jsonl; a task may name it in the prompt",
         changes_tokens=True)] = None

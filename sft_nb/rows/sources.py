@@ -11,7 +11,7 @@ __all__ = ['NO_ROWS', 'path_words', 'split_of', 'domain_of', 'files_of_domain', 
 import difflib, hashlib, json, os, pickle, random, re, tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
@@ -449,6 +449,8 @@ class Mixture:
     rename:ColumnRenamer|None=None                # renames the columns of a row to the fields of its task
     expand:Callable[[dict],list[dict]]|None=None  # the rows of a record; None: itself
     in_memory:bool=False                          # passed as an object, not named by the config
+    available:Counter=field(default_factory=Counter, compare=False)   # source -> its rows, in the last iteration
+    yielded:Counter=field(default_factory=Counter, compare=False)     # source -> its rows by weight
 
     def __post_init__(self):
         names = Counter(s.name for s in self.sources)   # a place names one row, also of a/val.jsonl and b/val.jsonl
@@ -471,6 +473,7 @@ class Mixture:
     def with_domains(self)->Iterator[tuple[str,dict,str]]:
         "Yield place, row and domain; the first `n` rows of several domains in turn"
         of_domain = {}
+        self.available, self.yielded = Counter(), Counter()
         for k, domain in enumerate(self.domains):
             of_domain.setdefault(domain if self.n is not None else "", []).append(self._rows_of(k, domain))
         return islice(_in_turn([chain(*rows) for rows in of_domain.values()]), self.n)
@@ -487,9 +490,12 @@ class Mixture:
                 hashed = self.prompt_of(rows[0]) if self.prompt_of and len(rows) == 1 else record
                 if (hash_to_unit(hashed, self.seed) < self.share) != self.held_out: continue
             places = [place] if len(rows) == 1 else [f"{place}, part {part}" for part in range(1, len(rows) + 1)]
+            self.available[source.name] += len(rows)
             repeats, part = int(weight), weight % 1
             if part > 0 and chance.random() < part: repeats += 1
-            for _ in range(repeats): yield from zip(places, rows, [domain] * len(rows))
+            for _ in range(repeats):
+                self.yielded[source.name] += len(rows)
+                yield from zip(places, rows, [domain] * len(rows))
 
     def check_columns(self)->None:
         "ConfigError for a named column that no row has: none of those that were read, nor of the first 100,000"

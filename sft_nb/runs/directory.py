@@ -34,7 +34,7 @@ from ..tokens.dataset import Data
 from ..tokens.prepare import cache_kept_rows, keep_rows
 from .environment import environment, write_json
 from .checkpoint import scored_steps, step_of, weights_digest, whole_checkpoints
-from .status import ACTIVE, CHECKPOINT_ASKED, read_progress, read_status, with_timestamp, Status
+from .status import ACTIVE, CHECKPOINT_ASKED, read_progress, read_status, Status, STOP_ASKED, with_timestamp
 from .metrics import append_line, curve, cut_lines, last_line, read_lines
 from .process import (
     end, is_locked, is_trained, Process, read_process, record_launcher, release_lock, reserve, start, started_process,
@@ -170,7 +170,8 @@ def check_free(
 )->None:
     "ConfigError if a name is in use, or none; `SftError` for a file system without locks"
     root = Path(runs_dir).absolute()
-    if is_denied(root, writes=True):
+    there = next(p for p in (root, *root.parents) if os.path.lexists(p))   # in which it is made
+    if is_denied(there, writes=True):
         raise denied_error(f"run directory {root}", root, "change", edit(runs_dir="another/folder"))
     if why := why_no_locks(root): raise _no_locks_error(root, why)
     if not name: return
@@ -237,6 +238,8 @@ def create_run(
                 if e.errno not in _TAKEN: raise
                 if cfg.run_name: raise _name_taken_error(Run(path)) from e   # created at the same moment
     except OSError as e:
+        if e.errno in (errno.EACCES, errno.EPERM):
+            raise denied_error(f"run directory {root}", root, "change", edit(runs_dir="another/folder")) from e
         found, expected = f"it cannot be written ({e.strerror})", "a writable folder with space"
         raise SftError(f"run directory {root}", found, expected, edit(runs_dir="another/folder")) from e
     if data is not None: cache_kept_rows(data, run.config)
@@ -269,6 +272,7 @@ def set_status(self:Run,
 )->None:
     "Write status.json"
     if step is None: step = self.status.step
+    if stopped_by == "SIGTERM" and (self.path/STOP_ASKED).exists(): reason = "a stop was requested"
     now = with_timestamp(state, reason=reason, fix=fix, step=step, stopped_by=stopped_by)
     write_json(self.path/"status.json", now.to_dict())
 
@@ -544,6 +548,7 @@ def stop(self:Run,
     if within_reach and who is None: return self.state
     try:
         if not within_reach: raise PermissionError
+        (self.path/STOP_ASKED).touch()
         killed = end(who, self.launched(), timeout=timeout)
     except PermissionError as e:
         found = f"{who or 'an unknown process'} is training it and cannot be stopped from here"
@@ -552,6 +557,7 @@ def stop(self:Run,
                           f"sft_nb stop {self.path}, {where}") from e
     if not killed and who.is_alive is False and self.state == "killed":   # before it could write its status
         self.set_status("stopped", reason="SIGTERM", fix=resume_command(self), stopped_by="SIGTERM")
+    if timeout is not None: (self.path/STOP_ASKED).unlink(missing_ok=True)
     return self.state
 
 # %% ../../nbs/10_runs/10_directory.ipynb #8926c043
@@ -671,7 +677,9 @@ def plot(
 
 # %% ../../nbs/10_runs/10_directory.ipynb #tabfac02
 _FIGURES = ("step", "loss", "best_eval_loss", "base", "tuned", "seconds")   # right-aligned
-_OPTIONAL = "time model method seconds guards best_eval_loss reason by".split()   # left out first where it is narrow
+_COMPARED = ("learning_rate", "lora_r", "num_train_epochs", "max_samples")   # shown where listed runs differ in them
+_OPTIONAL = (   # left out first where it is narrow
+    "time", "model", "method", "seconds", "guards", *reversed(_COMPARED), "best_eval_loss", "reason", "by")
 
 def runs_table(
     runs,   # a pandas `DataFrame` from `list_runs`
@@ -685,7 +693,7 @@ def runs_table(
     records = runs.to_dict("records")
     lines = [{name: shown(name, value, run.get("by")) for name, value in run.items()} for run in records]
     names = [name for name in runs if any(line[name] is not None for line in lines)]
-    return Table([{name: line[name] for name in names} for line in lines], left={*names} - {*_FIGURES},
+    return Table([{name: line[name] for name in names} for line in lines], left={*names} - {*_FIGURES, *_COMPARED},
                  optional=_OPTIONAL, others="sft_nb runs NAME, or --json")
 
 def _with_html(runs):
@@ -695,7 +703,7 @@ def _with_html(runs):
 
 def list_runs(
     root:str|Path="runs",
-    *, only:tuple[str,...]=(),  # names; empty: all. With two or more, differing settings are columns
+    *, only:tuple[str,...]=(),  # names; empty: all. Settings in which they differ are columns; of all runs only a few
 )->"DataFrame":
     "The runs in a folder, oldest first; ConfigError if there is none"
     import pandas as pd
@@ -711,12 +719,14 @@ def list_runs(
     lines = [summary(r) for r in runs]
     table = pd.DataFrame(lines)
     table["checkpoint"] = pd.Series([line["checkpoint"] for line in lines], dtype=object)   # not 12345.0
-    if len(only) < 2: return _with_html(table)
+    if len(runs) < 2: return _with_html(table)
     cfgs = {}
     for run in runs:   # reads a file for each
         try: cfgs[run.name] = run.config
         except SftError: pass   # its line says so
-    values = {name: [getattr(cfg, name) for cfg in cfgs.values()] for name in SETTINGS if name != "run_name"}
+    names = [name for name in SETTINGS if name != "run_name"] if only else _COMPARED
+    values = {name: [getattr(cfg, name) for cfg in cfgs.values()] for name in names}
     differing = [name for name, column in values.items() if any(v != column[0] for v in column)]
     differing = {name: [getattr(cfgs.get(run.name), name, None) for run in runs] for name in differing}
-    return _with_html(table.drop(columns=["model", "method"]).join(pd.DataFrame(differing, index=table.index)))
+    if only: table = table.drop(columns=["model", "method"])
+    return _with_html(table.join(pd.DataFrame(differing, index=table.index)))

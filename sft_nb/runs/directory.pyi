@@ -277,4 +277,4 @@ def list_runs(root: str | Path='runs', *, only: tuple[str, ...]=...) -> DataFram
     """The runs in a folder, oldest first; ConfigError if there is none
     
     Args:
-        only: names; empty: all. With two or more, differing settings are columns"""
+        only: names; empty: all. Settings in which they differ are columns; of all runs only a few"""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..base.files import read_json_object
-from ..base.report import ConfigError, denied_error, edit, is_denied
+from ..base.report import ConfigError, denied_error, edit, is_denied, shell_quote
 from ..config.bases import choose_base
 from ..config.load import require_trust, Config, load_config, with_trusted_code
 from ..tokens.tokenizer import model_name, model_path
@@ -48,6 +48,17 @@ class Target:
         folder = self.weights or Path(model_path(self.config.model))   # an adapter, or a merged model
         try: return (folder/SYSTEM_PROMPT_FILE).read_text(encoding="utf-8")
         except (OSError, ValueError): return ""
+
+    @property
+    def base_in_words(self)->str:
+        "The base of a second round of training, in words; empty: nothing was trained before"
+        if self.run is None: return ""
+        model, earlier = Path(self.config.model), self.config.adapter_name_or_path
+        if earlier:
+            path, this = shell_quote(earlier), shell_quote(self.run.path)
+            return f"the base is {model} without {earlier}, the start; against that: sft_nb compare {path} {this}"
+        is_result = model.is_dir() and "config" in read_json_object(model.parent/"config.json")
+        return f"the base is the model of an earlier run, {model.parent.name}" if is_result else ""
 
 def _is_run(folder:Path)->bool:
     for file in (folder/"config.json", folder/"adapter_config.json"):   # not read, they would count as missing

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..base.files import read_json, try_lock
 from .environment import write_json
-from .status import CHECKPOINT_ASKED
+from .status import CHECKPOINT_ASKED, STOP_ASKED
 from ..base.credentials import RedactingStream
 
 # %% ../../nbs/10_runs/05_process.ipynb #prc00001
@@ -281,7 +281,7 @@ _SOON = 60   # seconds within which an announced process must start, even if we 
 
 def record_launcher(folder:Path)->None:
     "Record that this process is about to start one for the run"
-    for name in ("progress.json", CHECKPOINT_ASKED): (folder/name).unlink(missing_ok=True)
+    for name in ("progress.json", CHECKPOINT_ASKED, STOP_ASKED): (folder/name).unlink(missing_ok=True)
     _write_process(folder, "process.json", process_of())
 
 def is_starting(

@@ -61,3 +61,5 @@ def read_progress(file: Path) -> Progress:
         file: progress.json"""
 
 CHECKPOINT_ASKED: str
+
+STOP_ASKED: str

@@ -15,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..base.escape import short_repr
 from ..base.report import command, ConfigError, edit, MissingPathError, shell_quote, SftError
 from ..config.load import require_trust, split_task_name
 from ..config.files import registered_task
@@ -82,7 +83,7 @@ def finite_number(
     try: number = float(value) if is_number else math.nan
     except (TypeError, ValueError, OverflowError): number = math.nan
     if math.isfinite(number): return number
-    raise SftError(where, f"it returned {value!r:.80}"[:120], expected, "return a number in every case")
+    raise SftError(where, f"it returned {short_repr(value, 80)}"[:120], expected, "return a number in every case")
 
 class FunctionTask:
     "A task made from a scoring function"

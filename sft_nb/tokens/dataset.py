@@ -385,6 +385,17 @@ def _find_labels(s:Split, name:str, task:str)->list[Finding]:
     text = f"answers are {len(s.labels)} labels ({shares}{rest}), scored as free text, without F1 of each label"
     return [skipped(text, edit(task="classify"), check=f"{name}_labels")]
 
+# %% ../../nbs/04_tokens/09_dataset.ipynb #fndshar1
+def _find_shares(s:Split, weights:tuple[float,...]|None)->list[Finding]:
+    "Weights that add up to 1: are shares of the rows meant? Each is how often its file is used"
+    rows = [*s.seen.in_files.values()]
+    if len(weights or ()) < 2 or abs(sum(weights) - 1) > 1e-6 or len(rows) != len(weights): return []
+    total = min(n / w for n, w in zip(rows, weights))   # the most rows of which each file has its share
+    wanted = tuple(round(total * w / n, 3) for n, w in zip(rows, weights))
+    shares = " and ".join(f"{n / s.n_read:.0%}" for n in s.seen.files.values())
+    text = f"they add up to 1, and each is how often its file is used: {shares} of the rows, not these shares"
+    return [warn(text, edit(train_weights=wanted), check="train_weights")]
+
 # %% ../../nbs/04_tokens/09_dataset.ipynb #2f4506cd
 _MOST_COMPARED = 2000   # pairs of rows
 
@@ -483,7 +494,7 @@ def find_all(
                        ok("every answer ends with a supervised end token", check=check))
         out += [*_find_files(s, name), *_find_in_rows(s, name, t.chat, cfg.max_length), *_find_in_answers(s, name, t),
                 *_find_columns(s, name, cfg), *(texts.find_in_texts(s, name, t.chat) if texts else ())]
-        if name == "train": out += _find_labels(s, name, cfg.task)
+        if name == "train": out += [*_find_labels(s, name, cfg.task), *_find_shares(s, cfg.train_weights)]
         ordered = name == "train" and max(s.source.weights or (1,)) > 1   # copies that `train_weights` asks for
         if not ordered and (n := s.duplicates()):
             text = f"{n:,} of {len(s.lengths):,} examples repeat an earlier one"
@@ -494,12 +505,17 @@ def find_all(
 _REASONING = dict(kept="kept in {:,} turns", removed="removed by the template from {:,}", empty="empty in {:,}",
                   dropped="dropped from {:,}")
 
+_MOST_FILES = 6   # whose rows are counted in a report
+
 def _side_figures(s:Split)->dict:
     "The figures of one side"
     lengths, total, supervised = s.lengths, int(s.lengths.sum()), int(s.stats["supervised"].sum())
     p50, p95 = np.percentile(lengths, [50, 95])
     counts, edges = np.histogram(lengths, bins=16, range=(0, int(lengths.max())))
     figures = dict(rows_read=s.n_read, rows_kept=s.n_kept, rows_dropped=s.counts.dropped, rows_cut=s.counts.shortened)
+    if 1 < len(s.seen.files) <= _MOST_FILES:
+        shares = [f"{name} {n:,} ({n / s.n_read:.0%})" for name, n in s.seen.files.items()]
+        figures["rows_of_files"] = Shown(", ".join(shares), s.seen.files)
     if len(lengths) != s.n_kept: figures["examples"] = len(lengths)
     reasoning = {key: text.format(s.seen.reasoning[key]) for key, text in _REASONING.items() if key in s.seen.reasoning}
     if k := s.seen.texts.get("empty_block"):

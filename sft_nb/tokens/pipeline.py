@@ -44,6 +44,8 @@ class Row:
 class RowStatistics:
     "Statistics of the rows"
     formats:dict[str,int]=field(default_factory=dict)   # format -> rows, in order of appearance
+    files:dict[str,int]=field(default_factory=dict)     # source -> its rows, by its weight; empty: there is only one
+    in_files:dict[str,int]=field(default_factory=dict)  # source -> the rows that it has
     prompts_too:int=0           # rows whose prompts are supervised too
     apart:int=0                 # conversations split into one example per turn
     with_more:int=0             # rows with messages after the last answer

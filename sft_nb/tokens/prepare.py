@@ -50,6 +50,7 @@ def _write_side(cfg:Config, task:Task, tokenizer, rows:Mixture, name:str, folder
             ledger.add(batch, encoded)
             phase.update(phase.done + len(batch.rows))
     if rows.rename: ledger.seen.columns = rows.rename.columns
+    if len(rows.sources) > 1: ledger.seen.files, ledger.seen.in_files = dict(rows.yielded), dict(rows.available)
     ledger.close()
     if name == "train": rows.check_columns()
     if not ledger.stats: raise _nothing_left(ledger, rows, None if cfg.eval_fraction else cfg.eval_rows)

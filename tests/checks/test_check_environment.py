@@ -1,4 +1,5 @@
 "Checks of the machine and the plan: each fires on a planted defect and is quiet without it"
+import resource
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -88,6 +89,10 @@ def test_disk(tmp_path, monkeypatch):
     cfg = small(runs_dir=str(tmp_path/"not/yet/there"))   # save_total_limit 2: four of them
     how = cfg.values(check_disk)
     assert [check_disk(n, **how).status for n in (101, 100, 51, 50)] == ["fail", "warn", "warn", "ok"]
+
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (2**20, resource.RLIM_INFINITY))
+    found = check_disk(2**21, **how)
+    assert (found.status, str(found.fix)) == ("warn", "ulimit -f unlimited") and "larger than 1 MiB" in found.says
 
 
 def test_writable(tmp_path):

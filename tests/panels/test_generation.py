@@ -353,6 +353,15 @@ def test_a_checkpoint_that_is_written_appears_among_the_models(trained, tmp_path
     assert not panel.follower.is_alive() and panel.failure is None
 
 
+def test_a_run_that_was_removed_is_all_that_is_said(learned, tmp_path):
+    run = Run(shutil.copytree(learned.path, tmp_path/"copy"))
+    panel = GenerationPanel(run, "base", thread=False)
+    shutil.rmtree(run.path)
+    for act in (panel.controls.keep.click, panel.controls.ask.click):
+        act()
+        assert "its directory" in panel.error and "is gone" in panel.error and "default" not in panel.error
+
+
 def test_a_follower_that_cannot_read_says_so(learned, monkeypatch):
     panel = GenerationPanel(learned, "base", thread=False)
     models = list(panel.controls.models.options)

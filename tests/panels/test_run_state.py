@@ -85,10 +85,13 @@ def test_memory_stands_beside_the_plan(run):
     state = RunState(run)
     assert state.memory() == dict(taken=2.5, planned=3., there=24.)
     html = state.html()
+    assert "the most so far is 17% below the plan; the device has 24.0 GiB" in html
     assert "2.50 GiB" in html and ">as planned<" in html and "3.00 GiB" in html and "has 24.0 GiB" in html
     plan["device"]["kind"] = "cpu"   # there the process is measured, with its libraries
     (run.path/"plan.json").write_text(json.dumps(plan))
-    assert RunState(run).memory()["planned"] == 4.
+    assert RunState(run).memory()["planned"] == 4. and "whole process" not in RunState(run).html()
+    (run.path/"plan.json").write_text(json.dumps(plan | dict(total=2 * 2**30)))
+    assert "25% above the plan; it counts the whole process" in RunState(run).html()
     (run.path/"plan.json").write_text(json.dumps(dict(allocated=3 * 2**30, device=dict(gib=24.))))   # with less in it
     assert RunState(run).memory()["planned"] == 3.
 
@@ -151,7 +154,7 @@ def test_a_run_that_is_removed_while_it_is_shown_says_so(run):
     append_line(run.path/"metrics.jsonl", dict(step=1, loss=2.))
     panel = RunPanel(run)
     shutil.rmtree(run.path)
-    panel.refresh()
+    panel.scale.value = "log"   # nothing follows a run that is not trained; a press looks at it again
     head = panel.state.head_html()
     assert panel.state.state == "removed" and "is gone; this is the last that was read" in head and ">2<" in head
     panel.step.value = 1   # what a press misses first is not what is wrong

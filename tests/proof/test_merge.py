@@ -12,6 +12,7 @@ import sft_nb.proof.merge as merging
 from sft_nb.config.load import load_config
 from sft_nb.model.adapter import load_adapter, load_model
 from sft_nb.model.load import load_base
+from sft_nb.base.progress import progress_listener
 from sft_nb.base.report import ConfigError, edit, Report, SftError, warn
 from sft_nb.proof.merge import merge, parity, probe
 from sft_nb.proof.prove import answer_as_reference
@@ -107,7 +108,9 @@ def test_the_turned_weights_of_gpt2_are_turned_back(tmp_path):
 def test_nothing_of_the_users_is_touched(tmp_path, of_six_steps):
     (tmp_path/"precious.new").mkdir()
     (tmp_path/"precious.new"/"thesis.txt").write_text("x")
-    out = merge(of_six_steps, out=tmp_path/"precious", prompts=1)
+    heard = []   # its progress
+    with progress_listener(heard.append): out = merge(of_six_steps, out=tmp_path/"precious", prompts=1)
+    assert {p.phase for p in heard} >= {"loading", "merging", "comparing", "saving"}
     assert (tmp_path/"precious.new"/"thesis.txt").exists() and not (out/"thesis.txt").exists()
     assert not list(tmp_path.glob(".precious*"))
     assert json.loads((out/"parity.json").read_text())["figures"]["step"] == 6

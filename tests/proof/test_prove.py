@@ -16,6 +16,7 @@ from served import assert_named, edited, FEW, OTHER, TEMPLATE
 from stub_server import listening, Stub
 from transformers import AutoTokenizer
 
+from sft_nb.base.progress import progress_listener
 from sft_nb.base.report import ConfigError, SftError
 from sft_nb.proof import prove as proving# the module
 from sft_nb.proof import folder as merged_folder
@@ -441,8 +442,10 @@ def test_a_clean_folder_is_all_the_same(served, dtype):
     out = served.copy(dtype)
     weights_of(out, lambda w: {name: v.to(getattr(torch, dtype)) for name, v in w.items()})
     edited(out/"config.json", dtype=dtype)
-    proof = served.prove(folder=out)
+    heard = []
+    with progress_listener(heard.append): proof = served.prove(folder=out)
     assert proof.same and {s.finding.status for s in proof.stages} == {"ok"}, str(proof)
+    assert any(str(p).startswith("comparing 1 of ") and p.what == "tensors" for p in heard)
 
 
 def test_a_proof_is_kept_and_can_be_read(served):

@@ -26,6 +26,18 @@ def test_all_spellings_of_a_conversation_are_the_same_tokens(tokenizer):
     assert tokenizer.decode([i for i in ids["labels"] if i != -100]) == "2<|im_end|>"
 
 
+@pytest.mark.parametrize("row", [None, "a text", [dict(question="1+1?", answer="2")]])
+def test_what_is_no_row(row):
+    for format in ("auto", "question_answer"):
+        with pytest.raises(SftError, match="row: it is a .*; a dict with the fields of one row"):
+            to_messages(row, format=format)
+
+
+@pytest.mark.parametrize("row", [dict(messages=10**5000), dict(question="1+1?", answer=10**5000)])
+def test_a_number_that_python_does_not_print(row):
+    with pytest.raises(SftError, match="is int with too many digits; a "): to_messages(row)
+
+
 @pytest.mark.parametrize("messages, says", [
     ("hello", "messages is 'hello'; a list"), ("[{", "messages cannot be read as JSON"), ("", "messages is ''; a list"),
     ('{"role": "user"}', "a list")])

@@ -52,12 +52,21 @@ def test_a_folder_that_may_not_be_read_or_written(tmp_path):
     write_checksums(closed/"checkpoint-1")
     for p in (tmp_path, *tmp_path.parents[:3]): p.chmod(p.stat().st_mode | 0o055)
     (closed/"checkpoint-1").chmod(0)
-    refused = "it cannot be written .Permission denied.*runs_dir='another/folder'"
+    refused = f"run directory {closed}/runs: you may not change {closed} .its permissions are drwxr-xr-x"
     try:
         with nobody():
             assert "it cannot be read (Permission denied)" == find_corruption(closed/"checkpoint-1")
             with pytest.raises(SftError, match=refused): create_run(load_config("demo", runs_dir=str(closed/"runs")))
     finally: (closed/"checkpoint-1").chmod(0o755)
+
+
+def test_a_list_of_runs_shows_the_few_settings_in_which_they_differ(tmp_path):
+    for name, rate in dict(a=1e-4, b=3e-4).items():
+        create_run(load_config("demo", runs_dir=str(tmp_path), run_name=name, learning_rate=rate, warmup_steps=rate))
+    table = list_runs(tmp_path)
+    assert [*table["learning_rate"]] == [1e-4, 3e-4] and not {"lora_r", "warmup_steps"} & {*table}
+    assert "warmup_steps" in list_runs(tmp_path, only=("a", "b"))
+    assert "learning_rate" not in list_runs(tmp_path, only=("a",))
 
 
 TORN = ['{"state": "runn', "[]", '{"step": "four"}', '{"state": "stopped", "fix_parts": {"comand": "x"}}']

@@ -182,7 +182,9 @@ def test_the_process_that_holds_it_is_asked(run, bystander):
     training = holder(run)
     assert (run.state, run.owner()) == ("running", training.pid)
     assert run.stop(timeout=300) == "stopped" and training.wait() == 0
-    assert run.status.stopped_by == "SIGTERM"
+    assert (run.status.stopped_by, run.status.reason) == ("SIGTERM", "a stop was requested")
+    run.set_status("stopped", reason="SIGTERM", stopped_by="SIGTERM")   # sent by the system, at another time
+    assert run.status.reason == "SIGTERM"
 
 
 def test_a_number_that_another_process_has_now_is_not_signalled(run, bystander):

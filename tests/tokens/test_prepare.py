@@ -7,7 +7,7 @@ from conftest import shared
 from samples import finding, no_eval, pairs, supervised, trl_template, write
 
 from sft_nb.config.load import load_config, save_config
-from sft_nb.base.report import ConfigError, MissingFileError, SftError
+from sft_nb.base.report import ConfigError, edit, MissingFileError, SftError
 from sft_nb.rows.sources import read_rows
 from sft_nb.tokens.encode import encode_prompts
 from sft_nb.tokens.prepare import prepare
@@ -138,6 +138,13 @@ def test_files_are_mixed_by_weight(tmp_path, tokenizer):
     def count(**kw): return prepare(no_eval(train_file=files, **kw), tokenizer).train.n_read
     assert count() == 500 and count(train_weights=(3., 1.)) == 700 and 150 < count(train_weights=(1., .25)) < 250
     assert count(train_weights=(1., .25)) == count(train_weights=(1., .25))
+    as_shares = prepare(no_eval(train_file=files, train_weights=(.3, .7)), tokenizer)
+    fix = finding(as_shares, "train_weights").fix
+    assert fix == edit(train_weights=(1., .583)) and as_shares.train.seen.in_files == {"a.jsonl": 100, "b.jsonl": 400}
+    shared = prepare(no_eval(train_file=files, **fix.settings), tokenizer)
+    counted = shared.report.figures["train"]["rows_of_files"].value
+    assert counted["a.jsonl"] == 100 and counted["b.jsonl"] == pytest.approx(233, abs=30)   # drawn at random
+    assert not [f for f in shared.report.findings if f.check == "train_weights"]
     for wrong in (0., -1.):
         with pytest.raises(ConfigError, match=f"a weight is {wrong:g}"): count(train_weights=(1., wrong))
 

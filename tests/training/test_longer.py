@@ -6,7 +6,8 @@ import torch
 from learner import names, small, values
 
 from sft_nb.base.report import ConfigError
-from sft_nb.runs.directory import Run
+from sft_nb.runs.directory import create_run, Run
+from sft_nb.runs.locate import Target
 from sft_nb.training.train import resume, train
 from sft_nb.workbench import Workbench
 
@@ -36,6 +37,9 @@ def test_an_unfinished_run_is_no_longer_one(first, tmp_path):
 
 def test_an_adapter_goes_on_with_its_own_weights(first, tmp_path):
     cfg = small(tmp_path, adapter_name_or_path=str(first.path), max_samples=16)
+    second = Target("second", "adapter", cfg, None, create_run(cfg))
+    assert second.base_in_words == (f"the base is {cfg.model} without {first.path}, the start; against that: "
+                                    f"sft_nb compare {first.path} {second.run.path}")
     mine, theirs = Workbench(cfg), Workbench(first.config, is_resolved=True)
     begun, trained = mine.model.state_dict(), theirs.trained(first.adapter).state_dict()
     learned = [name for name in begun if "lora_B" in name]
