@@ -126,6 +126,7 @@ def errors(said:list[tuple])->list[tuple[int,str]]:
 
 
 def test_the_readme_and_the_recipes_have_no_error_but_the_one_that_a_recipe_shows(found):
+    "Settings that configs share are a config, `load_config(cfg, seed=1)`: of `**settings` all values have one type"
     pages = {name: errors(said) for name, said in found.items() if name == "readme" or name.startswith("recipe_")}
     assert len(pages) > 15
     (_, shown), = pages.pop("recipe_03_a_run_that_went_wrong")

@@ -304,7 +304,8 @@ def make_card(
     "The card of a run's weights, from its files; `SftError` for a damaged file"
     run = open_run(run, trust_remote_code=trust_remote_code)
     weights, cfg = run.weights(checkpoint), run.config
-    result = "merged" if folder is not None else "model" if cfg.method == "full" else "adapter"
+    result = "model" if cfg.method == "full" else "adapter"
+    if folder is not None: result = "merged"
     folders = {run.path.parent, Path.home(), Path.cwd(), *(Path(path).parent for path in absolute_paths(cfg))}
     known = tuple(str(folder) for folder in folders if len(folder.parts) > 1)
     here, saved = read_json_object(run.path/"environment.json"), read_json_object(run.path/"config.json")
@@ -475,7 +476,9 @@ def card_page(
         texts = Evaluation.load(run.path/"eval"/f"{checkpoint}.json")
         pictures = scores_chart(_bars(e), e.by)
         base = texts.base.answers if texts.base is not None else [None] * texts.tuned.n
-        def marked(a): return "" if a is None else f"{'✓' if a.correct else '✗'} {_shorten(a.text)}"
+        def marked(a)->str:
+            if a is None: return ""
+            return f"{'✓' if a.correct else '✗'} {_shorten(a.text)}"
         rows = [[_shorten(a.prompt), _shorten(a.expected), marked(b), marked(a)]
                 for a, b in [*zip(texts.tuned.answers, base)][:5]]
         answers = table_html(rows, head=["prompt", "expected", "before", "after"])

@@ -70,7 +70,8 @@ class Verification(Viewable):
     @property
     def exit_code(self)->int:
         "1: something contradicts it; 3: something was not reproduced; 0: neither"
-        return 1 if self.contradicted else 3 if self.of_level("not reproduced") else 0
+        if self.contradicted: return 1
+        return 3 if self.of_level("not reproduced") else 0
 
     def view(self)->View:
         counts = [f"{n} {level}" for level in reversed(LEVELS) if (n := len(self.of_level(level)))]
