@@ -219,6 +219,9 @@ compare | 2 | a is missing | sft_nb compare runs/NAME runs/OTHER
 compare runs/a runs/b | 2 | there is no such directory | sft_nb runs
 compare runs/a runs/b runs/c | 2 | nothing takes 'runs/c' | --model runs/c
 compare a b --nothing | 2 | --nothing is not an option | sft_nb compare --help
+replay runs/none | 2 | --step is missing | --step VALUE
+replay runs/none --step 3 | 2 | there is no such directory | sft_nb runs
+replay runs/none --step 3 --without a | 2 | 'a' is not a number of a row | --without 3 4
 merge | 2 | run is missing | sft_nb merge runs/NAME
 merge folder | 2 | there is no config.json in it | sft_nb runs
 merge runs/none --out x | 2 | there is no such directory | sft_nb runs

@@ -9,6 +9,7 @@ __all__ = ['config_command', 'data_command', 'plan_command', 'check_command', 't
 # %% ../../nbs/15_cli/01_commands.ipynb #cm0imp01
 import ast, json, os, re, sys, time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from ..base.extensions import need_extension
@@ -16,6 +17,7 @@ from ..base.installation import load_libraries
 from ..base.display import wrap_report
 from ..base.escape import escape_controls
 from ..base.report import as_fix, command, ConfigError, edit, shell_quote, Report
+from ..base.view import as_json
 from ..config.setting import plain_name
 from ..config.settings import full_name, SETTINGS
 from ..config.load import require_trust, Config, config_names, table
@@ -73,7 +75,9 @@ def config_command(args:list[str])->int:
 
 # %% ../../nbs/15_cli/01_commands.ipynb #a83aa13c
 _ALL_CHECKS = Option(bool, False, "also list the checks that passed, not only their number")
+_BENCHMARK = "files of questions that should be new: print how many the training rows nearly ask"
 _DATA = dict(config=_config_option(""), json=_JSON, all=_ALL_CHECKS,
+             benchmark=Option(tuple[str,...], (), _BENCHMARK),
              dropped=Option(int, 0, "also print this many of the dropped rows"),
              show=Option(int, 0, "also print this many examples; supervised parts are in [[double brackets]]"))
 
@@ -87,10 +91,14 @@ def data_command(args:list[str])->int:
     more = dict(dropped=data.dropped[:options.dropped]) if options.dropped else {}
     in_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and not options.json
     if options.show: more["shown"] = examples(data, options.show, colour=in_colour)
+    if options.benchmark:
+        near = need_extension("near_duplicates", "sft_nb data --benchmark")
+        more["benchmark"] = near.find_in_benchmark(data, options.benchmark)
     if options.json:
-        _print_json(data.report.to_dict() | more)
+        _print_json(data.report.to_dict() | as_json(more))
         return data.report.exit_code
     _print_report(data.report.text(everything=options.all))
+    if options.benchmark: _print_report(f"  {more['benchmark']}")
     if cfg.sources["model"] == "default": _print_text(f"tokens are those of {cfg.model}, as no --model is named")
     for d in more.get("dropped", ()):
         _print_text(f"{d['where']}: {d['reason']}: {json.dumps(d['row'], ensure_ascii=False)[:200]}")
@@ -112,6 +120,16 @@ _LENGTHS = "tokens of sample rows, instead of preparing them"
 _PLAN = dict(config=_config_option(" or a run"), card=Option(str|None, None, _CARD),
              lengths=Option(tuple[int,...]|None, None, _LENGTHS), json=_JSON)
 
+def _with_measured_time(made, cfg:Config):
+    "The plan of a run that has begun, with the time that its steps took"
+    from sft_nb.runs.directory import Run
+    from sft_nb.tokens.prepare import run_of_rows
+    path = run_of_rows(cfg.sources)
+    pace = Run(path).step_seconds if path else None
+    if pace is None or made.extent is None: return made
+    timed_by = f"as measured in {path.name}, evaluations included"
+    return replace(made, seconds=pace * made.extent.steps, evaluation_seconds=0., timed_by=timed_by)
+
 def plan_command(args:list[str])->int:
     "Estimate the memory of a training and find the fastest settings that fit; exits with 1 if none do"
     options, cfg = parse("plan", _card_as_device(args), _PLAN, summary=plan_command.__doc__)
@@ -119,6 +137,7 @@ def plan_command(args:list[str])->int:
     if not options.lengths: _check_files(cfg)
     from sft_nb.planning.plan import plan
     made = plan(cfg, device=options.card, lengths=options.lengths)
+    if options.card is None and not {*named_settings(args)} - {"price"}: made = _with_measured_time(made, cfg)
     _print_json_or_report(made, options.json)
     return made.exit_code
 
@@ -215,6 +234,7 @@ def _print_result(run, n_examples:int)->int:
     "Print the result of a training, and the scores if it finished"
     status = run.status
     _print_text(_describe_losses(run))
+    if cost := run.cost: _print_text(f"training took {cost}")
     if status.reason:
         way = "Continue with" if status.fix and status.fix.command else "Fix"
         _print_report(f"{status.state}: {status.reason}" + (f". {way}: {status.fix}" if status.fix else ""))

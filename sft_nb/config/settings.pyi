@@ -64,6 +64,8 @@ class Config:
     'with on_long cut: lose the end of the answer, or the oldest context'
     drop_duplicates: bool = ...
     'True: keep only the first of rows with the same tokens'
+    drop_near_duplicates: float | None = ...
+    'keep only the first of training rows that share this much of their words, as 0.8; None: keep all'
     template_skeletons: bool = ...
     'False: run the chat template for every row; slower, the same tokens'
     on_bad_row: Literal['error', 'drop'] = ...
@@ -214,6 +216,8 @@ class Config:
     'the folder of all runs'
     run_name: str | None = ...
     'the folder of this run in runs_dir; None: task-model-1, -2, ...'
+    price: float | None = ...
+    'money that an hour on this machine costs, in any currency: plan and run say what they come to'
     report_to: tuple[str, ...] | None = ...
     "also log to: wandb, tensorboard, trackio (pip install 'sft_nb[track]'); metrics.jsonl is always written"
     wandb: bool = ...
@@ -325,6 +329,8 @@ class Settings(TypedDict, total=False):
     'with on_long cut: lose the end of the answer, or the oldest context'
     drop_duplicates: bool
     'True: keep only the first of rows with the same tokens'
+    drop_near_duplicates: float | None
+    'keep only the first of training rows that share this much of their words, as 0.8; None: keep all'
     template_skeletons: bool
     'False: run the chat template for every row; slower, the same tokens'
     on_bad_row: Literal['error', 'drop']
@@ -475,6 +481,8 @@ class Settings(TypedDict, total=False):
     'the folder of all runs'
     run_name: str | None
     'the folder of this run in runs_dir; None: task-model-1, -2, ...'
+    price: float | None
+    'money that an hour on this machine costs, in any currency: plan and run say what they come to'
     report_to: tuple[str, ...] | None | str | Sequence[str]
     "also log to: wandb, tensorboard, trackio (pip install 'sft_nb[track]'); metrics.jsonl is always written"
     wandb: bool

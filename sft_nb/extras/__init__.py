@@ -31,6 +31,7 @@ EXTENSIONS = {
     "sweeps": partial(_load_part, "sweeps"),
     "few_shot": partial(_load_part, "few_shot"),
     "compare": partial(_load_part, "compare", "compare"),
+    "near_duplicates": partial(_load_part, "near_duplicates"),
     "replay": partial(_load_part, "replay", "replay"),
     "card": partial(_load_part, "card"),
     "verify": partial(_load_part, "verify", "verify"),

@@ -158,12 +158,6 @@ def _logged_line(run:Run, step:int)->dict:
     lines = [line for line in run.metrics() if "learning_rate" in line and line["step"] >= step]
     return min(lines, key=lambda line: line["step"], default={})
 
-def _seconds_per_step(run:Run)->float|None:
-    "As measured between the first and the last line of the log"
-    timed = [line for line in run.metrics() if "learning_rate" in line and "seconds" in line]
-    steps = timed[-1]["step"] - timed[0]["step"] if timed else 0
-    return (timed[-1]["seconds"] - timed[0]["seconds"]) / steps if steps else None
-
 def _config_at(run:Run, step:int)->Config:
     "The config with which one process takes a step: without trackers and time limit, and as long as it was then"
     cfg = replace(settings_for_world_size(run, 1), report_to=None, wandb=False, max_time=None)
@@ -307,6 +301,7 @@ def replay(
     *, without:Sequence[int]=(),         # rows of the source, counted from 1, that this step does not learn
     learning_rate:float|None=None,       # of this step; None: as scheduled
     trust_remote_code:bool=False,        # True: trust code named by the run's config
+    progress:bool=True,                  # True: say where it starts, and how long it takes
 )->Replay:
     "Take an optimiser step of a run again; ConfigError for a step that it has not taken, or if its rows have changed"
     run = open_run(run, trust_remote_code=trust_remote_code)
@@ -317,9 +312,9 @@ def replay(
     start, line = _start_before(run, step), _logged_line(run, step)
     logged_at = None if is_changed else line.get("step")
     end, first = logged_at or step, step_of(start) if start else 0
-    pace = _seconds_per_step(run)
+    pace = run.step_seconds
     length = pluralise(end - first, "step") + (f", about {format_duration(pace * (end - first))}" if pace else "")
-    log(f"sft_nb: step {step:,} is replayed from {start.name if start else 'the beginning'}: {length}")
+    if progress: log(f"sft_nb: step {step:,} is replayed from {start.name if start else 'the beginning'}: {length}")
     bench = Workbench(_config_at(run, step), is_resolved=True)
     with missing_rows_are_of_the_run(run.path): bench.make("data")
     check_same_rows(run, bench.data)

@@ -14,6 +14,7 @@ from fastcore.basics import patch
 
 from ..base.display import WRAPPED
 from ..base.escape import escape_html
+from ..base.extensions import extension
 from ..base.report import ConfigError, pluralise
 from ..tokens.encode import end_ids
 from ..tokens.conversations import conversation
@@ -34,7 +35,7 @@ class Entry(NamedTuple):
     example:int|None=None # its index among kept examples
     gone:int|None=None    # its index among dropped rows
 
-FACETS = ("kept", "left out", "cut", "duplicates", "no end token", "longest", "least supervised")
+FACETS = ("kept", "left out", "cut", "duplicates", "near duplicates", "no end token", "longest", "least supervised")
 
 # %% ../../nbs/14_panels/02_rows.ipynb #row0sta1
 class DataState:
@@ -77,6 +78,20 @@ def _gone(self:DataState)->list[Entry]:
 
 # %% ../../nbs/14_panels/02_rows.ipynb #53aabf9a
 @patch
+def _near(self:DataState)->list[Entry]:
+    "Entries of examples that nearly repeat an earlier one; none without the extras"
+    near, rows = extension("near_duplicates"), self.side.stats["row"]
+    found = near.near_duplicates(self.side) if near else np.zeros(0, dtype=np.int64)
+    again = np.flatnonzero(found >= 0)
+    return [e._replace(says=f"nearly row {int(rows[found[k]]) + 1}") for e, k in zip(self._examples(again), again)]
+
+@patch
+def counts(self:DataState)->dict[str,int]:
+    "The number of entries of each facet; near duplicates are counted once they were asked for"
+    known = (self.split, "near duplicates") in self.kept
+    return {facet: len(self.entries(facet)) for facet in FACETS if facet != "near duplicates" or known}
+
+@patch
 def _cut(self:DataState)->list[Entry]:
     return [Entry(None, c["where"], f"{c['what']}, {c['tokens']:,} tokens lost", 0, 0) for c in self.side.cut]
 
@@ -101,7 +116,7 @@ def entries(self:DataState, facet:str)->list[Entry]:
         raise ConfigError("DataPanel", f"there is no list {facet!r}", f"one of {', '.join(FACETS)}", 'facet="kept"')
     made = self.kept.get((self.split, facet))
     if made is None:
-        by_hand = {"left out": self._gone, "cut": self._cut}
+        by_hand = {"left out": self._gone, "cut": self._cut, "near duplicates": self._near}
         made = by_hand[facet]() if facet in by_hand else self._examples(self._numbers(facet))
         self.kept[self.split, facet] = made
     return made
@@ -250,7 +265,7 @@ def cells(self:DataState, entries:list[Entry])->list[list]:
 @patch
 def _last_column(self:DataState)->str:
     "The heading of the last column"
-    return "why" if self.facet in ("left out", "cut") else "begins with"
+    return "why" if self.facet in ("left out", "cut", "near duplicates") else "begins with"
 
 @patch
 def _table(self:DataState)->str:
@@ -297,10 +312,9 @@ def face_html(self:DataState)->str:
 @patch
 def to_dict(self:DataState)->dict:
     "The visible content"
-    names = {facet: len(self.entries(facet)) for facet in FACETS}
     page = [e._asdict() for e in self.on_page()]
     here = dict(split=self.split, facet=self.facet, at=self.at, chosen=self.chosen, face=self.face, marked=self.marked)
-    return here | dict(facets=names, page=page, look=self.render() if page else "")
+    return here | dict(facets=self.counts(), page=page, look=self.render() if page else "")
 
 # %% ../../nbs/14_panels/02_rows.ipynb #fdb8a190
 _HEAD = [dict(name="row", width="64px"), dict(name="tokens", number=True, width="80px"),
@@ -328,7 +342,8 @@ class DataPanel(Panel):
         self.draw()
 
     def _facets(self)->list[tuple[str,str]]:
-        return [(f"{name} {len(self.state.entries(name)):,}", name) for name in FACETS]
+        counts = self.state.counts()
+        return [(f"{name} {counts[name]:,}" if name in counts else name, name) for name in FACETS]
     def _fit_range(self)->None:
         self.range.max = int(max(1, self.state.side.lengths.max()))
         self.range.value = 0, self.range.max

@@ -22,7 +22,7 @@ class Entry(NamedTuple):
     example: int | None = None
     gone: int | None = None
 
-FACETS: tuple[str, str, str, str, str, str, str]
+FACETS: tuple[str, str, str, str, str, str, str, str]
 
 class DataState:
     """The rows of one side, listed by facet, and the one that is selected"""
@@ -47,6 +47,9 @@ class DataState:
 
     @property
     def side(self) -> Split: ...
+
+    def counts(self) -> dict[str, int]:
+        """The number of entries of each facet; near duplicates are counted once they were asked for"""
 
     def entries(self, facet: str) -> list[Entry]:
         """The entries of a facet; cached"""

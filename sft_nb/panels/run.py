@@ -32,6 +32,7 @@ class RunPanel(Panel):
         self.checkpoint = Button("checkpoint after this step", title="training continues")
         self.step = Number("batch of step", value=0, blank=0, placeholder="none",
                            title="the rows of this optimiser step")
+        self.replay = Button("replay this step", title="take it again here: the loss of each row before and after it")
         self.scale = Choice("scale", options=["linear", "log"], value="linear", as_chips=True)
         averages = [("none", 0.), *((f"EMA {weight}", weight) for weight in (.6, .9, .98))]
         self.smooth = Choice("smoothing", options=averages, value=0.)
@@ -49,6 +50,7 @@ def _bind(self:RunPanel)->None:
     self.stop.on_click(lambda _: self._try(lambda: run.stop(None)))
     self.resume.on_click(lambda _: self._try(run.resume))
     self.checkpoint.on_click(lambda _: self._try(run.checkpoint))
+    self.replay.on_click(lambda _: self._try(self.state.replay))
     self.step.observe(lambda change: self._try(lambda: self.state.look_at(change["new"] or None)), "value")
     for choice in (self.scale, self.smooth): choice.observe(lambda _: self.refresh(always=True), "value")
 
@@ -61,8 +63,9 @@ def blocks(self:RunPanel)->list[dict]:
     rises = [controls_row(*self.rises)] if self.rises else []
     if not charts: drawn = [html_block("<div>No step has been logged yet; the curves begin with the first one.</div>")]
     return [html_block(state.head_html()), controls_row(self.stop, self.resume, self.checkpoint),
-            *([controls_row(self.scale, self.smooth, self.step)] if charts else []), *drawn, *rises,
-            html_block(state.notes_html()), html_block(state.batch_html(), boxed=True, title="batch")]
+            *([controls_row(self.scale, self.smooth, self.step, self.replay)] if charts else []), *drawn, *rises,
+            html_block(state.notes_html()), html_block(state.batch_html(), boxed=True, title="batch"),
+            *([html_block(state.replay_html(), title="replay")] if state.replayed else [])]
 
 @patch
 def to_html(self:RunPanel)->str:
@@ -78,6 +81,7 @@ def _enable(self:RunPanel)->None:
     "Enable what can be pressed now, and describe what a press will do"
     state, active = self.state, self.state.active
     self.stop.disabled, self.checkpoint.disabled = not active, not active
+    self.replay.disabled = active or state.at is None
     self.resume.disabled = active or not state.checkpoints or state.state == "finished"
     self.resume.label = f"resume at {state.checkpoints[-1]}" if state.checkpoints else "resume"
     self.resume.primary = not self.resume.disabled

@@ -17,6 +17,7 @@ class RunPanel(Panel):
     resume: Button
     checkpoint: Button
     step: Number
+    replay: Button
     scale: Choice
     smooth: Choice
     saved_at: float

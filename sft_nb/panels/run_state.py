@@ -16,6 +16,7 @@ from ..base.escape import escape_html
 from ..base.files import read_json_object
 from ..base.progress import format_duration, format_progress, progress_html, Progress
 from ..base.report import command, ConfigError, Finding, Report, SftError
+from ..base.view import Viewable
 from ..config.load import Config
 from ..runs.status import ACTIVE, CHECKPOINT_ASKED, Status
 from ..runs.metrics import curves_html, read_lines, Tail
@@ -38,6 +39,7 @@ class RunState:
         self.tails:list[Tail] = []
         self.at:int|None = None                 # the step whose batch is shown
         self.batches:BatchState|None = None     # created when the first batch is shown
+        self.replayed:Viewable|None = None      # the `Replay` of that step, once it was asked for
         self.last_seen:tuple|None = None        # result of the last check
         runs = [*run, *others] if isinstance(run, (list, tuple)) else [run, *others]
         if not runs:
@@ -181,7 +183,7 @@ def spikes(self:RunState, n:int=3)->list[tuple[int,float]]:
 @patch
 def look_at(self:RunState, step:int|None)->BatchState|None:
     "Select the batch of a step, counted from 1, or None; `SftError` if its rows cannot be read"
-    self.at = None
+    self.at = self.replayed = None
     if step is None: return None
     if self.batches is None: self.batches = BatchState(self.run)
     self.batches.move(index=self.batches.at_step(step))
@@ -334,6 +336,17 @@ def notes_html(self:RunState)->str:
     return f"{notes}{table}{self._answers_html()}"
 
 @patch
+def replay(self:RunState)->None:
+    "Take the selected step again; `SftError` if that cannot be done"
+    self.replayed = None   # if it fails
+    self.replayed = self.run.replay(self.at)
+
+@patch
+def replay_html(self:RunState)->str:
+    "The selected step, taken again, or an empty text"
+    return self.replayed._repr_html_() if self.replayed is not None else ""
+
+@patch
 def batch_html(self:RunState)->str:
     "The selected batch, or an empty text"
     return self.batches.html() if self.at is not None else ""
@@ -343,7 +356,8 @@ def html(self:RunState)->str:
     "Phase, curves, memory, figures, guards, answers, and the selected batch"
     rises = ", ".join(f"step {step:,} (+{rise:.3g})" for step, rise in self.spikes())
     spikes = f"<div>largest rises of the loss: {rises}</div>" if rises else ""
-    return f"{self.head_html()}<div>{curves_html(self.curves())}</div>{spikes}{self.notes_html()}{self.batch_html()}"
+    step = f"{self.batch_html()}{self.replay_html()}"
+    return f"{self.head_html()}<div>{curves_html(self.curves())}</div>{spikes}{self.notes_html()}{step}"
 
 # %% ../../nbs/14_panels/03_run_state.ipynb #09b4ed0b
 @patch

@@ -3,6 +3,7 @@
 from pathlib import Path
 from sft_nb.base.progress import Progress as Progress
 from sft_nb.base.report import Finding as Finding
+from sft_nb.base.view import Viewable as Viewable
 from sft_nb.config.load import Config as Config
 from sft_nb.panels.batches import BatchState as BatchState
 from sft_nb.runs.directory import Run as Run
@@ -18,6 +19,7 @@ class RunState:
     tails: list[Tail]
     at: int | None
     batches: BatchState | None
+    replayed: Viewable | None
     last_seen: tuple[Any, ...] | None
     cfg: Config
     state: str
@@ -109,6 +111,12 @@ class RunState:
 
     def notes_html(self) -> str:
         """Memory, figures, checkpoints, guards, answers"""
+
+    def replay(self) -> None:
+        """Take the selected step again; `SftError` if that cannot be done"""
+
+    def replay_html(self) -> str:
+        """The selected step, taken again, or an empty text"""
 
     def batch_html(self) -> str:
         """The selected batch, or an empty text"""

@@ -54,6 +54,9 @@ class Plan(Viewable):
     model:str=""             # name of the model and number of its weights
     extent:Extent|None=None  # steps and passes over the rows; None: only a sample of the rows is known
     seconds:float=0.         # rough estimate of the duration of all steps
+    evaluation_seconds:float=0.   # and of all evaluations of the held-out loss
+    price:float|None=None    # of an hour; None: unknown
+    timed_by:str="a rough estimate"   # where the seconds come from
 
     @property
     def training(self)->int: return sum(self.parts.values())
@@ -93,9 +96,14 @@ class Plan(Viewable):
         "The bytes that all processes offload"
         return self.host * self.processes
     @property
+    def cost(self)->float|None:
+        "Money for all steps and evaluations; None without a price, or if only a sample of the rows is known"
+        if self.price is None or self.extent is None: return None
+        return (self.seconds + self.evaluation_seconds) / 3600 * self.price
+    @property
     def exit_code(self)->int: return int(any(f.status == "fail" for f in self.findings))
 
-    in_json = ("fits", "total", "allocated", "host_in_all")
+    in_json = ("fits", "total", "allocated", "host_in_all", "cost")
 
     def view(self)->View:
         "Memory by part, speed and settings"
@@ -107,6 +115,10 @@ class Plan(Viewable):
         if self.device.taken: sizes["not free"] = self.device.taken
         sizes["speed, a rough estimate"] = f"{self.tokens_per_second:,.0f} tokens/s"
         if self.extent: sizes["training"] = f"{self.extent}; about {format_duration(self.seconds)}"
+        if self.evaluation_seconds: sizes["evaluations"] = f"about {format_duration(self.evaluation_seconds)}"
+        if self.cost is not None:
+            hours = (self.seconds + self.evaluation_seconds) / 3600
+            sizes["cost"] = f"{self.cost:.2f}: {hours:.3g} h at {self.price:g} ({self.timed_by})"
         if self.reach: sizes["trained"] = self.reach
         memory = [dict(part=name, size=size) for name, size in sizes.items()]
         settings = [dict(setting=name, value=value, why=self.reasons[name])
@@ -287,6 +299,14 @@ def _explain_simulation_errors(model:str):
     finally: printed.setLevel(before)
 
 # %% ../../nbs/07_planning/05_plan.ipynb #fcf2da55
+def _evaluation_tokens(data:Data)->int: return 0 if data.eval is None else int(data.eval.lengths.sum())
+
+def _evaluation_passes(extent:Extent, *, eval_steps:float|str|None)->float:
+    "The number of times that the held-out loss is computed in a training"
+    if not eval_steps: return 0
+    if eval_steps == "epoch": return extent.passes
+    return 1 / eval_steps if eval_steps < 1 else extent.steps // eval_steps
+
 def plan(
     cfg:Config|Data,             # a config; or data, which carries the config it was prepared with
     data:Data|None=None,         # from `prepare`; None: prepare the rows
@@ -333,7 +353,9 @@ def plan(
         batches = batch_sampler(data.train.lengths, world_size=world_size, **resolved.values(batch_sampler))
         extent = training_extent(batches, **resolved.values(training_extent))
         seconds = int(data.train.lengths.sum()) * extent.passes / chosen.rate / world_size
-        made = replace(made, extent=extent, seconds=seconds)
+        passes = _evaluation_passes(extent, eval_steps=cfg.eval_steps)
+        evaluation_seconds = passes * _evaluation_tokens(data) / chosen.rate / world_size / 2   # no backward pass
+        made = replace(made, extent=extent, seconds=seconds, evaluation_seconds=evaluation_seconds, price=cfg.price)
     if data is not None and device is None: data.results["plan", cfg, world_size] = made   # use the plan that was shown
     return made
 

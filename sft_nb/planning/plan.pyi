@@ -32,7 +32,10 @@ class Plan(Viewable):
     model: str = ''
     extent: Extent | None = None
     seconds: float = 0.0
-    in_json: tuple[str, str, str, str]
+    evaluation_seconds: float = 0.0
+    price: float | None = None
+    timed_by: str = 'a rough estimate'
+    in_json: tuple[str, str, str, str, str]
 
     @property
     def training(self) -> int: ...
@@ -68,6 +71,10 @@ class Plan(Viewable):
     @property
     def host_in_all(self) -> int:
         """The bytes that all processes offload"""
+
+    @property
+    def cost(self) -> float | None:
+        """Money for all steps and evaluations; None without a price, or if only a sample of the rows is known"""
 
     @property
     def exit_code(self) -> int: ...

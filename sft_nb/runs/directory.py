@@ -316,6 +316,22 @@ def history(self:Run)->"DataFrame":
     lines = pd.DataFrame(self.metrics())
     return lines.groupby("step", as_index=False).last() if len(lines) else lines
 
+@patch(as_prop=True)
+def step_seconds(self:Run)->float|None:
+    "Seconds per step, evaluations included, as logged between the first and the last line; None: too few lines"
+    timed = [line for line in self.metrics() if "learning_rate" in line and "seconds" in line]
+    steps = timed[-1]["step"] - timed[0]["step"] if timed else 0
+    return (timed[-1]["seconds"] - timed[0]["seconds"]) / steps if steps else None
+
+@patch(as_prop=True)
+def cost(self:Run)->str:
+    "Hours and money of the training if `price` is set, and energy if the card counts it; empty: none is known"
+    known = {name: line[name] for line in self.metrics() for name in ("seconds", "energy_wh") if name in line}
+    price, hours = self.config.price, known.get("seconds", 0) / 3600
+    parts = [f"{hours * price:.2f}: {hours:.3g} h at {price:g}"] if price is not None and hours else []
+    if "energy_wh" in known: parts.append(f"{known['energy_wh'] / 1000:.3g} kWh")
+    return ", ".join(parts)
+
 @patch
 def rewind(self:Run,
     step:int,   # step of the checkpoint at which training resumes
@@ -622,6 +638,8 @@ def _figures(self:Run)->dict:
     shown = {names.get(k, k): v for k, v in line.items() if k not in _LEFT_OUT}
     try: shown = dict(loss=loss_line(self.metrics())) | shown
     except SftError: pass   # the damage is shown
+    try: shown["cost"] = self.cost
+    except SftError: pass
     shown |= dict(folder=short_path(self.path))
     why = read_json_object(self.path/"plan.json").get("reasons")
     if isinstance(why, dict) and "method" in why: shown["method"] = f"{shown['method']}  ({why['method']})"

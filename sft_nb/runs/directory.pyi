@@ -89,6 +89,14 @@ class Run(Viewable):
     def history(self) -> DataFrame:
         """metrics.jsonl, one row a step, training and held-out figures beside each other"""
 
+    @property
+    def step_seconds(self) -> float | None:
+        """Seconds per step, evaluations included, as logged between the first and the last line; None: too few lines"""
+
+    @property
+    def cost(self) -> str:
+        """Hours and money of the training if `price` is set, and energy if the card counts it; empty: none is known"""
+
     def rewind(self, step: int) -> None:
         """Remove what was logged after `step`, and the summary at the end
         

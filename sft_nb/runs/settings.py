@@ -23,6 +23,9 @@ class OutputSettings:
     runs_dir:Annotated[str, Setting("the folder of all runs")] = "runs"
     run_name:Annotated[str|None, Setting("the folder of this run in runs_dir; None: task-model-1, -2, ...",
         also="output_dir")] = None
+    price:Annotated[float|None, Setting(
+        "money that an hour on this machine costs, in any currency: plan and run say what they come to", ge=0,
+        example=2.49)] = None
     report_to:Annotated[tuple[str,...]|None, Setting(
         "also log to: wandb, tensorboard, trackio (pip install 'sft_nb[track]'); metrics.jsonl is always written",
         split_words=True)] = None

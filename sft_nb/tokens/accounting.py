@@ -23,7 +23,7 @@ from .pipeline import Batch, Row, RowStatistics
 class Truncated(NamedTuple):
     "The result of fitting an example into `max_length`"
     examples:list     # ids and labels of each remaining example; empty: dropped
-    kind:str          # whole, cut, split; or dropped: too_long, too_short, unsupervised, duplicate, unusable
+    kind:str          # whole, cut, split; or dropped: too_long, too_short, unsupervised, (near_)duplicate, unusable
     lost:int=0        # tokens
     reason:str=""     # why it is dropped, in words
 
@@ -120,7 +120,7 @@ class Totals:
         return cls(**d | dict(counts=Counts(**d["counts"]), seen=RowStatistics(**d["seen"])))
 
 # %% ../../nbs/04_tokens/07_accounting.ipynb #dbe8490e
-REQUESTED = ("duplicate", "too_short")   # kinds that `drop_duplicates` and `min_length` drop
+REQUESTED = ("duplicate", "near_duplicate", "too_short")   # kinds that settings ask to drop
 _STATS = ("length", "supervised", "row", "last", "whole", "prompt", "loose")
 
 def _count_answers(labels:np.ndarray, starts:np.ndarray)->int:
@@ -151,6 +151,7 @@ class Ledger:
         on_long:str,      # what happens to a longer one: drop, cut, split or error
         cut_side:str,     # start or end
         drop_duplicates:bool,
+        near_duplicates:set[int]=frozenset(),   # numbers of rows that are dropped as such
     ):
         import pyarrow as pa
         self.folder, self.pa = folder, pa
@@ -167,6 +168,7 @@ class Ledger:
         self.requested = []          # tokens of each example that a setting drops
         self.hash = hashlib.sha256()
         self.known = set()           # checksums, to drop duplicates
+        self.near_duplicates = near_duplicates
 
     def add(self, batch:Batch, e:Encoded):
         "Keep, cut or drop the examples of a batch"
@@ -181,7 +183,8 @@ class Ledger:
         supervised = sums[ends] - sums[starts]
         fits = (e.lengths <= self.max_length) & (e.lengths >= self.min_length)
         plain = fits & (supervised > 0)
-        any_dropped = self.drop_duplicates or any(row.drop_reason for row in batch.rows)
+        any_dropped = (self.drop_duplicates or bool(self.near_duplicates)
+                       or any(row.drop_reason for row in batch.rows))
         if len(plain) and plain.all() and not any_dropped:
             return self.write(e.ids, e.labels, e.lengths, np.array(e.of, dtype=np.int64), batch)
 
@@ -189,7 +192,10 @@ class Ledger:
         for k, i in enumerate(e.of): of_row[i].append(k)
         for i, (row, examples) in enumerate(zip(batch.rows, of_row)):
             spans = [(slice(starts[k], ends[k]), plain[k]) for k in examples]
-            fitted = [self.fit(e.ids[s], e.labels[s], is_plain, row.place) for s, is_plain in spans]
+            if batch.first + i in self.near_duplicates:
+                fitted = [Truncated([], "near_duplicate", s.stop - s.start, "near duplicate of an earlier row")
+                          for s, _ in spans]
+            else: fitted = [self.fit(e.ids[s], e.labels[s], is_plain, row.place) for s, is_plain in spans]
             for (s, _), f in zip(spans, fitted):
                 if f.kind not in REQUESTED: continue
                 self.requested.append(s.stop - s.start)

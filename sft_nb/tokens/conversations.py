@@ -245,9 +245,10 @@ def source_weights(cfg:Config)->tuple[float,...]|None:
     if any(w <= 0 for w in weights):
         raise ConfigError("train_weights", f"a weight is {min(weights):g}", "weights above 0",
                           "leave out the file in {train_file} whose weight is 0")
-    if cfg.drop_duplicates and max(weights) > 1:
-        raise ConfigError("drop_duplicates", f"a weight of {max(weights):g} repeats rows, which would be dropped again",
-                          "one of them", edit(drop_duplicates=False) | edit(train_weights=None))
+    for name, off in dict(drop_duplicates=False, drop_near_duplicates=None).items():
+        if getattr(cfg, name) and max(weights) > 1:
+            raise ConfigError(name, f"a weight of {max(weights):g} repeats rows, which would be dropped again",
+                              "one of them", edit(**{name: off}) | edit(train_weights=None))
     if len(weights) != len(files):
         raise ConfigError("train_weights", f"{len(weights)} weights for {len(files)} files", "one for each train_file",
                           edit(train_weights=(1.,) * len(files)))

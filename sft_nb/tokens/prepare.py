@@ -15,7 +15,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from ..base.extensions import extension
+from ..base.extensions import extension, need_extension
 from ..base.installation import pause_garbage_collection
 from ..base.files import atomic_folder
 from ..base.progress import Phase, show_progress
@@ -39,11 +39,13 @@ from .cache import (
     cache_folder, cache_key, entry_damage, publish_entry, remove_entry, remove_unfinished, seal_entry, token_inputs)
 
 # %% ../../nbs/04_tokens/11_prepare.ipynb #07d01906
-def _write_side(cfg:Config, task:Task, tokenizer, rows:Mixture, name:str, folder:Path, skeletons:bool)->Ledger:
+def _write_side(cfg:Config, task:Task, tokenizer, rows:Mixture, name:str, folder:Path, skeletons:bool,
+                near_duplicates:set[int]=frozenset())->Ledger:
     "Write one side into `folder`; `SftError` if nothing is left"
     reader = Reader(cfg, task, Template(tokenizer), skeletons=skeletons)
     ledger = Ledger(folder, bos=len(reader.encoder.bos), min_length=cfg.min_length, max_length=cfg.max_length,
-                    on_long=cfg.on_long, cut_side=cfg.cut_side, drop_duplicates=cfg.drop_duplicates)
+                    on_long=cfg.on_long, cut_side=cfg.cut_side, drop_duplicates=cfg.drop_duplicates,
+                    near_duplicates=near_duplicates)
     with (pause_garbage_collection(),   # rows have no cycles
           show_progress(delay=2), Phase("reading", rows.total, what=name) as phase, closing(reader(rows)) as batches):
         for batch, encoded in batches:
@@ -126,6 +128,14 @@ class RowsChanged(Exception): "The rows have changed since their cache key was c
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
+def _drop_near_duplicates(cfg:Config, task:Task, tokenizer, rows:Mixture, folder:Path)->None:
+    "Write the training rows again, without those that nearly repeat an earlier one"
+    near = need_extension("near_duplicates", "drop_near_duplicates", edit(drop_near_duplicates=None))
+    found = near.rows_to_leave_out(load_split(folder, rows, tokenizer), cfg.drop_near_duplicates)
+    if not found: return
+    (folder/"tokens.arrow").unlink()   # it may still be mapped into memory
+    _write_side(cfg, task, tokenizer, rows, "train", folder, False, near_duplicates=found)
+
 def make_split(
     cfg:Config,
     task:Task,
@@ -148,6 +158,7 @@ def make_split(
     try:
         try: _write_side(cfg, task, tokenizer, rows, name, folder, cfg.template_skeletons)
         except SkeletonMismatch: _write_side(cfg, task, tokenizer, rows, name, folder, False)   # without skeletons
+        if cfg.drop_near_duplicates and name == "train": _drop_near_duplicates(cfg, task, tokenizer, rows, folder)
         if digest is not None and rows.changed(digest): raise RowsChanged
         if folder.parent == home: seal_entry(folder)
     except BaseException as e:

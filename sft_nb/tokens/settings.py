@@ -32,6 +32,9 @@ class SizeSettings:
     drop_duplicates:Annotated[bool, Setting(
         "True: keep only the first of rows with the same tokens", changes_tokens=True,
         also="dataset_exact_deduplication")] = False
+    drop_near_duplicates:Annotated[float|None, Setting(
+        "keep only the first of training rows that share this much of their words, as 0.8; None: keep all",
+        ge=.5, lt=1, is_share=True, example=.8, changes_tokens=True)] = None
     template_skeletons:Annotated[bool, Setting(
         "False: run the chat template for every row; slower, the same tokens")] = True
     on_bad_row:Annotated[Literal["error","drop"], Setting(

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Stop', 'agree_across_ranks', 'StopRequest', 'chooses_best', 'best_folder', 'saves_better_loss',
-           'EarlyStoppingByScore', 'StopByCurve', 'early_stopping', 'peak_memory_gib', 'Pace', 'shows_bars',
-           'loss_per_answer', 'Recorder', 'report_progress_to']
+           'EarlyStoppingByScore', 'StopByCurve', 'early_stopping', 'peak_memory_gib', 'energy_joules', 'Pace',
+           'shows_bars', 'loss_per_answer', 'Recorder', 'report_progress_to']
 
 # %% ../../nbs/11_training/02_recorder.ipynb #455f79b0
 import math, resource, sys, time
@@ -185,6 +185,16 @@ def peak_memory_gib()->float:
     return max(process, torch.mps.driver_allocated_memory() / 2**30)
 
 # %% ../../nbs/11_training/02_recorder.ipynb #recfig04
+def energy_joules()->float|None:   # None: no card, or one that does not count it
+    "Energy that the current GPU has taken since its driver was loaded, for all of its processes"
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()): return None
+    try:
+        import pynvml
+        pynvml.nvmlInit()
+        card = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties().uuid}")
+        return pynvml.nvmlDeviceGetTotalEnergyConsumption(card) / 1000
+    except Exception: return None   # the package is missing, or the card counts nothing
+
 class Pace:
     "Tokens per second between two lines of the log, evaluations excluded"
     def __init__(self): self.tokens, self.since = None, time.monotonic()
@@ -222,12 +232,16 @@ class Recorder(TrainerCallback):
         self.run, self.data, self.phase, self.evaluating = run, data, None, None
         self.began = time.monotonic()
         self.before = 0.   # seconds of earlier parts of a resumed run
+        self.energy:float|None = None   # joules that the card had counted when this part began
+        self.energy_before = 0.         # watt-hours of earlier parts
         self.pace = Pace()
 
     seconds = property(lambda self: round(self.before + time.monotonic() - self.began, 2))
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.began = time.monotonic()
+        self.began, self.energy = time.monotonic(), energy_joules()
+        if self.energy is not None:
+            self.energy_before = max((line.get("energy_wh", 0.) for line in self.run.metrics()), default=0.)
         self.pace.begin(None if state.global_step else 0)
         self.phase = Phase("training", state.max_steps, done=state.global_step).__enter__()
     def on_step_end(self, args, state, control, **kwargs):
@@ -272,6 +286,8 @@ def _figures(self:Recorder, logs:dict)->dict:
         self.pace.pause(logs.get("eval_runtime", 0.))
         return found | dict(eval_perplexity=math.exp(min(logs["eval_loss"], 700.)))
     found |= dict(tokens_per_second=self.pace.now(logs.get("num_tokens")), peak_memory_gib=peak_memory_gib())
+    if self.energy is not None and (now := energy_joules()) is not None:
+        found["energy_wh"] = self.energy_before + (now - self.energy) / 3600
     return {name: float(f"{value:.5g}") for name, value in found.items() if value is not None}
 
 @patch

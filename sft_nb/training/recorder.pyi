@@ -95,6 +95,9 @@ def early_stopping(run: Run) -> list[TrainerCallback]:
 def peak_memory_gib() -> float:
     """Peak memory so far: of the GPU, else of this process (on MPS at least what Metal holds now)"""
 
+def energy_joules() -> float | None:
+    """Energy that the current GPU has taken since its driver was loaded, for all of its processes"""
+
 class Pace:
     """Tokens per second between two lines of the log, evaluations excluded"""
     tokens: Any
@@ -131,6 +134,8 @@ class Recorder(TrainerCallback):
     evaluating: Any
     began: Any
     before: float
+    energy: float | None
+    energy_before: float
     pace: Pace
 
     def __init__(self, run: Run, data: Data | None=None) -> None: ...

@@ -13,7 +13,7 @@ from sft_nb.workbench import Workbench
 
 IN_ORDER = [f"{group}.{name}" for group, names in {
     "environment": "versions device gpu writable disk tracking hub",
-    "data": "prepared kept held_out row_lengths best_figure score masked ends bos ids pad prompts",
+    "data": "prepared kept held_out near_duplicates row_lengths best_figure score masked ends bos ids pad prompts",
     "plan": "memory extent usual",
     "model": "trainable reach packed bits causal method formats vocabulary special_tokens",
     "batch": "shapes mask positions padding labels supervised",

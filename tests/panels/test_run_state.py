@@ -178,3 +178,13 @@ def test_what_cannot_be_read_while_a_run_is_followed_is_said_and_the_kernel_is_n
         panel.close()
     panel.follower.join(300)
     assert not panel.follower.is_alive()
+
+
+def test_a_step_is_replayed_in_the_panel(undisturbed):
+    panel = RunPanel(undisturbed)
+    assert panel.replay.disabled   # no step is selected
+    panel.step.value = 4
+    panel.replay.click()
+    assert panel.state.replayed.equal and "equal to the logged line" in panel.to_html() and panel.error == ""
+    panel.step.value = 5
+    assert panel.state.replayed is None and panel.state.replay_html() == ""
