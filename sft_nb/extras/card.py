@@ -198,7 +198,8 @@ def figures_of_card(card:Card)->dict[str,str]:
         if e.base is not None: shown["gain over the base"] = _gain_in_words(e.difference)
         if e.baselines is not None and e.baselines.best is not None:
             best, over = e.baselines.best, e.baselines.over_best(e.tuned)
-            shown["best trivial answer"] = f"{best.name}: {best.figures.get(e.by, math.nan):.4g}"
+            value = best.figures.get(e.by, math.nan)
+            shown["best trivial answer"] = f"{best.name}: {f'{value:.1%}' if e.by == 'accuracy' else f'{value:.4g}'}"
             if over is not None: shown["gain over it"] = _gain_in_words(over)
         if e.baselines is not None and (over := e.baselines.over_few_shot(e.tuned)) is not None:
             shown[f"gain over the base with {pluralise(e.baselines.shots, 'example')}"] = _gain_in_words(over)
