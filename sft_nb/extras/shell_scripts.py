@@ -85,7 +85,7 @@ def _sharding(launcher:list[str], near:list[Path])->dict[str,Any]:
         elif "fsdp" in str(named).lower(): found = dict(use_fsdp=True)
         elif not re.search("single_gpu|multi_gpu|ddp|cpu", str(named).lower()):
             raise ConfigError("accelerate launch", f"its settings are in {named}, which is not there", "",
-                              "--num-processes 8, and --deepspeed zero3 or --fsdp, if it shards")
+                              "give its num_processes, use_deepspeed and zero_stage, or use_fsdp instead of the file")
     found |= flags
     values = {}
     if "num_processes" in found: values["num_processes"] = found["num_processes"]

@@ -843,8 +843,10 @@ def test_accelerate_launch_says_what_shards_the_model(tmp_path, options, meant):
 
 def test_a_launcher_with_a_file_that_cannot_be_read(tmp_path):
     script = "accelerate launch --config_file mine.yaml -m trl.scripts.sft --model_name_or_path u/m --dataset_name u/x"
-    with pytest.raises(ConfigError, match="mine.yaml, which is not there. Fix: --num-processes 8"):
+    with pytest.raises(ConfigError, match="mine.yaml, which is not there. Fix: give its num_processes"):
         load(tmp_path, script, "train.sh")
+    told = script.replace("--config_file mine.yaml", "--num_processes 8 --use_deepspeed --zero_stage 3")
+    assert load(tmp_path, told, "train.sh").deepspeed == "zero3"
     (tmp_path/"mine.yaml").write_text("a: [")
     with pytest.raises(ConfigError, match="mine.yaml: .*a file of accelerate"): load(tmp_path, script, "train.sh")
 
