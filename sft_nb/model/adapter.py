@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from ..base.extensions import extension, need_extension
+from ..base.files import read_json_object
 from ..base.report import ConfigError, edit, error_summary, pluralise, SftError
 from ..config.load import Config
 from ..tokens.tokenizer import model_path
@@ -510,19 +511,29 @@ def check_trained(
     path:Path,     # the result of a run, or a checkpoint
     method:str,    # full, lora or qlora
 )->None:
-    "ConfigError if the folder holds no weights, `SftError` if they cannot be read or are not finite"
+    "ConfigError if the folder holds no weights, `SftError` if they cannot be read, are not finite or of a lower rank"
     name = "model.safetensors" if method == "full" else "adapter_model.safetensors"
     if not (path/name).exists() and not (path/f"{name}.index.json").exists():
         raise ConfigError(str(path), f"there is no {name}", "", "let the training finish, or name a checkpoint")
-    broken = []
+    broken, ranks = [], [0]
     for file in sorted(path.glob("*.safetensors")):
-        try: broken += broken_weights(load_file(file))
+        try:
+            tensors = load_file(file)
+            broken += broken_weights(tensors)
+            ranks += [len(weight) for name, weight in tensors.items() if ".lora_A" in name]
         except (SafetensorError, OSError) as e:
             raise SftError(str(file), f"it cannot be read ({error_summary(e)})", "", "name another checkpoint") from e
     if broken:
         found = f"it holds NaN or infinity in {pluralise(len(broken), 'tensor')}, the first is {broken[0]}"
         raise SftError(str(path), found, "",
                        "name an earlier checkpoint, and train again with a lower {learning_rate}", "nan_in_the_log")
+    said = {} if method == "full" else read_json_object(path/"adapter_config.json")
+    pattern = said.get("rank_pattern")
+    named = [said.get("r"), *(pattern.values() if isinstance(pattern, dict) else ())]
+    rank = max((n for n in named if isinstance(n, int)), default=0)
+    if rank > 4 * max(ranks) > 0:   # a module that is not adapted may have a larger one
+        raise SftError(str(path/"adapter_config.json"), f"it has rank {rank:,}, and the weights {max(ranks)}", "",
+                       "the adapter_config.json that was saved with these weights")
 
 # %% ../../nbs/06_model/07_adapter.ipynb #346cd826
 def load_adapter(

@@ -1,4 +1,6 @@
 "Loading the base: broken weights are named, and new ones are made by every process"
+import json
+
 import pytest
 import torch
 from learner import learner
@@ -7,9 +9,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from sft_nb.checks.preflight import preflight
 from sft_nb.config.load import load_config
-from sft_nb.model.adapter import load_model
+from sft_nb.model.adapter import check_trained, load_model
 from sft_nb.model.load import load_base
-from sft_nb.base.report import ConfigError
+from sft_nb.base.report import ConfigError, SftError
 from sft_nb.tokens.tokenizer import load_tokenizer, model_path
 
 
@@ -84,3 +86,13 @@ def test_a_model_in_4_bits_can_be_saved_whole_and_loaded_in_another_process(tmp_
     again = torch.load(tmp_path/"model.pt", weights_only=False)
     assert torch.equal(again(ids).logits, model(ids).logits)
     assert type(again.base_model.model.hf_quantizer).__module__.startswith("transformers.")
+
+
+@pytest.mark.parametrize("said", [dict(r=10 ** 9), dict(r=2, rank_pattern=dict(k_proj=10 ** 9))])
+def test_a_rank_that_the_weights_do_not_have_is_refused_before_it_is_allocated(tmp_path, said):
+    from safetensors.torch import save_file
+    save_file({"base_model.model.q_proj.lora_A.weight": torch.zeros(2, 8)}, tmp_path/"adapter_model.safetensors")
+    (tmp_path/"adapter_config.json").write_text(json.dumps(said))
+    with pytest.raises(SftError, match="it has rank 1,000,000,000, and the weights 2"): check_trained(tmp_path, "lora")
+    (tmp_path/"adapter_config.json").write_text(json.dumps(dict(r=2, rank_pattern=dict(k_proj=4))))
+    check_trained(tmp_path, "lora")
