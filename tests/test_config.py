@@ -26,7 +26,7 @@ def values(f):
         return st.sampled_from(words) | own
     if f.name in ("lora_dropout", "weight_decay", "eval_fraction", "adam_beta1", "adam_beta2"):
         return st.floats(0, .9)
-    if f.name == "drop_near_duplicates": return st.floats(.5, 1)
+    if f.name == "drop_near_duplicates": return st.floats(.5, .9)
     if int in (t, *get_args(t)): return st.integers(2, 10_000)
     if float in (t, *get_args(t)): return st.floats(0, 1e6) | st.integers(0, 100)
     return st.text("abc/._-", min_size=1, max_size=8)
