@@ -269,7 +269,7 @@ def _rows_in_card(run:Run)->dict:
     datasets = dict.fromkeys(re.split("[@:]", file)[0] for file in files if is_hub_dataset(file))
     return dict(learned=str(report.get("summary", "")), datasets=[*datasets]) | sides
 
-def _warned(run:Run)->list[dict]:
+def _find_warnings(run:Run)->list[dict]:
     "Warnings and failures of its rows, its preflight and its training, each once"
     found = {}
     for name in ("data", "preflight", "guards"):
@@ -285,7 +285,7 @@ def _scores_of(run:Run, checkpoint:str)->tuple[dict,str]:
     if why := e.outdated(run): return {}, f"the known scores are outdated: {why}"
     return evaluation_in_card(hash_answers(e)), ""
 
-def _commands(name:str, base:str, result:str)->dict[str,str]:
+def _serving_commands(name:str, base:str, result:str)->dict[str,str]:
     "Commands that repeat, check and serve it, in the folder of the card"
     merged = "." if result != "adapter" else "MERGED"
     serve = dict(vllm=f"vllm serve {shell_quote(base)} --enable-lora --lora-modules {shell_quote(name)}=.")
@@ -310,7 +310,7 @@ def make_card(
     folders = {run.path.parent, Path.home(), Path.cwd(), *(Path(path).parent for path in absolute_paths(cfg))}
     known = tuple(str(folder) for folder in folders if len(folder.parts) > 1)
     here, saved = read_json_object(run.path/"environment.json"), read_json_object(run.path/"config.json")
-    files = read_json_object(weights/MANIFEST) if folder is None else _checksums(folder)
+    files = read_json_object(weights/MANIFEST) if folder is None else _checksums_of(folder)
     adapter = read_json_object(weights/ADAPTER_CONFIG) if folder is None else {}
     scores, why = _scores_of(run, checkpoint)
     versions = {name: here.get(name) for name in ("python", "platform", "device", "git", "packages")}
@@ -321,12 +321,12 @@ def make_card(
         template=dict(sha256=template, arguments=cfg.chat_template_kwargs, system_prompt=run.system_prompt),
         files={name: noted for name, noted in files.items() if name not in (ADAPTER_CONFIG, README)},
         adapter={name: v for name, v in adapter.items() if v is not None and name != "base_model_name_or_path"},
-        training=training_in_card(run), warned=_warned(run), overridden=str(checked.get("forced", "")))
+        training=training_in_card(run), warned=_find_warnings(run), overridden=str(checked.get("forced", "")))
     text = last_names({name: v for name, v in made.items() if name != "config"}, known) | dict(config=made["config"])
     return Card(run.name, str(here.get("id", "")), run.state, run.status.step, checkpoint, result, **as_json(text),
-                scores=scores, not_scored=why, commands=_commands(run.name, base["name"], result))
+                scores=scores, not_scored=why, commands=_serving_commands(run.name, base["name"], result))
 
-def _checksums(folder:Path)->dict:
+def _checksums_of(folder:Path)->dict:
     "File -> bytes and SHA-256 of a merged folder"
     found = {}
     for path in sorted(folder.iterdir()):
@@ -356,35 +356,35 @@ def hub_metadata(card:Card):   # huggingface_hub's `ModelCardData`
         tags=["sft_nb", "sft", *(["lora"] if card.result == "adapter" else [])],
         metrics=[e.by] if e is not None else None, eval_results=found)
 
-def _markdown(text)->str:
+def _in_cell(text)->str:
     "A text in a cell of a table, or in a line"
     text = re.sub(r"([\\|`*_\[\]])", r"\\\1", " ".join(escape_controls(str(text)).split()))
     return text.replace("&", "&amp;").replace("<", "&lt;")
 
-def _code(text)->str: return f"    {' '.join(escape_controls(str(text)).split())}"
+def _as_code(text)->str: return f"    {' '.join(escape_controls(str(text)).split())}"
 
 def readme_block(card:Card)->str:
     "The part of README.md that comes from card.json"
     kinds = dict(adapter="A LoRA adapter of", model="A model trained from", merged="An adapter merged into its base,")
     rows, c = card.rows, card.config
-    about = f"{kinds.get(card.result, 'Trained from')} {_markdown(card.base.get('name'))}."
-    lines = [_BEGIN, f"# {_markdown(card.name)}", f"**{_markdown(card.result_in_words[0])}**",
-             f"{about} {_markdown(rows.get('learned', ''))}"]
-    table = ["| | |", "|---|---|", *(f"| {_markdown(k)} | {_markdown(v)} |" for k, v in figures_of_card(card).items())]
+    about = f"{kinds.get(card.result, 'Trained from')} {_in_cell(card.base.get('name'))}."
+    lines = [_BEGIN, f"# {_in_cell(card.name)}", f"**{_in_cell(card.result_in_words[0])}**",
+             f"{about} {_in_cell(rows.get('learned', ''))}"]
+    table = ["| | |", "|---|---|", *(f"| {_in_cell(k)} | {_in_cell(v)} |" for k, v in figures_of_card(card).items())]
     lines.append("\n".join(table))
     if card.base.get("license") is None:
         lines.append("The license of the base is not stated in its folder, so none is given here.")
     if card.template.get("system_prompt"):
         lines.append(f"Each training row begins with the system prompt in `{SYSTEM_PROMPT_FILE}`: send it.")
-    if card.overridden: lines.append(f"Trained in spite of failed checks: {_markdown(card.overridden)}.")
+    if card.overridden: lines.append(f"Trained in spite of failed checks: {_in_cell(card.overridden)}.")
     if card.warned:
-        lines += ["## Warnings", "\n".join(f"- {_markdown(f['check'])}: {_markdown(f['says'])}" for f in card.warned)]
+        lines += ["## Warnings", "\n".join(f"- {_in_cell(f['check'])}: {_in_cell(f['says'])}" for f in card.warned)]
     chosen = {name: v for name, v in c.items() if name in SETTINGS and v != as_json(SETTINGS[name].default)}
-    cells = [f"| {name} | {_markdown(v)} | {_markdown(card.sources.get(name, ''))} |" for name, v in chosen.items()]
+    cells = [f"| {name} | {_in_cell(v)} | {_in_cell(card.sources.get(name, ''))} |" for name, v in chosen.items()]
     lines += ["## Settings", "\n".join(["| setting | value | from |", "|---|---|---|", *cells])]
     own = ("repeat", "verify")
-    lines += ["## Repeat and check", "\n".join(_code(card.commands[name]) for name in own if name in card.commands)]
-    serve = [f"{_markdown(name)}:\n\n{_code(line)}" for name, line in card.commands.items() if name not in own]
+    lines += ["## Repeat and check", "\n".join(_as_code(card.commands[name]) for name in own if name in card.commands)]
+    serve = [f"{_in_cell(name)}:\n\n{_as_code(line)}" for name, line in card.commands.items() if name not in own]
     if card.result == "adapter": serve.append("MERGED is the folder that `sft_nb merge RUN` writes.")
     return "\n\n".join([*lines, "## Serve", *serve, _END]) + "\n"
 
@@ -446,7 +446,7 @@ def scores_chart(
     told = [f"{name} {v:.4g} (95% interval {low:.4g} to {high:.4g})" for name, (v, low, high) in bars.items()]
     return figure_html(fig, "; ".join(told))
 
-def _bars(e:Evaluation)->dict[str,tuple]:
+def _compared_scores(e:Evaluation)->dict[str,tuple]:
     "The trained model, its base and the best trivial answer"
     bars = {"trained": (e.tuned.overall(e.by), *e.tuned.interval_of(e.by))}
     if e.base is not None: bars["base"] = (e.base.overall(e.by), *e.base.interval_of(e.by))
@@ -475,12 +475,12 @@ def card_page(
               for key, name in dict(loss="training", eval_loss="held out").items()}
     if e is not None:
         texts = Evaluation.load(run.path/"eval"/f"{checkpoint}.json")
-        pictures = scores_chart(_bars(e), e.by)
+        pictures = scores_chart(_compared_scores(e), e.by)
         base = texts.base.answers if texts.base is not None else [None] * texts.tuned.n
         def marked(a)->str:
             if a is None: return ""
-            return f"{'✓' if a.correct else '✗'} {_shorten(a.text)}"
-        rows = [[_shorten(a.prompt), _shorten(a.expected), marked(b), marked(a)]
+            return f"{'✓' if a.correct else '✗'} {_shorten_answer(a.text)}"
+        rows = [[_shorten_answer(a.prompt), _shorten_answer(a.expected), marked(b), marked(a)]
                 for a, b in [*zip(texts.tuned.answers, base)][:5]]
         answers = table_html(rows, head=["prompt", "expected", "before", "after"])
     of_cost = ("steps", "time", "memory at its highest", "processes", "rows learned from")
@@ -494,6 +494,6 @@ def card_page(
         found = f"it cannot be written ({e.strerror})"
         raise SftError(str(path), found, "", "name a file in a folder that exists") from e
 
-def _shorten(text:str)->str:
+def _shorten_answer(text:str)->str:
     text = " ".join(text.split())
     return text if len(text) <= 160 else f"{text[:100]} … {text[-50:]}"

@@ -39,7 +39,7 @@ class Features:
     @property
     def counts(self)->np.ndarray: return np.diff(self.edges)
 
-def _mix(x:np.ndarray)->np.ndarray:
+def _mix_bits(x:np.ndarray)->np.ndarray:
     x = (x ^ (x >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9)
     return x ^ (x >> np.uint64(29))
 
@@ -62,11 +62,11 @@ def features_of(
     first[1:] = ~(parts[0][ids[1:]] & parts[1][ids[:-1]]) | (row[1:] != row[:-1])
     starts = np.flatnonzero(first)
     within = (np.arange(len(ids)) - starts[np.cumsum(first) - 1]).astype(np.uint64)   # place of a token in its word
-    words = np.add.reduceat(_mix(ids.astype(np.uint64) * np.uint64(_ODD) + within), starts)
+    words = np.add.reduceat(_mix_bits(ids.astype(np.uint64) * np.uint64(_ODD) + within), starts)
     row = row[starts]
     inside = row[1:] == row[:-1]
-    pairs = _mix(words[:-1] * np.uint64(_ODD) + words[1:])[inside]
-    rows, hashes = np.r_[row, row[1:][inside]].astype(np.uint64), np.r_[_mix(words), pairs]
+    pairs = _mix_bits(words[:-1] * np.uint64(_ODD) + words[1:])[inside]
+    rows, hashes = np.r_[row, row[1:][inside]].astype(np.uint64), np.r_[_mix_bits(words), pairs]
     keys = np.unique((rows << np.uint64(_BITS)) | (hashes >> np.uint64(64 - _BITS)))
     edges = np.searchsorted(keys >> np.uint64(_BITS), np.arange(len(lengths) + 1, dtype=np.uint64))
     return Features(keys & np.uint64(2**_BITS - 1), edges)
@@ -85,7 +85,7 @@ def similarity(a:np.ndarray, b:np.ndarray)->float:
     return common / max(1, len(a) + len(b) - common)
 
 # %% ../../nbs/16_extras/43_near_duplicates.ipynb #nrd0sig2
-def _bands(features:Features, threshold:float)->np.ndarray:
+def _band_keys(features:Features, threshold:float)->np.ndarray:
     "For each text a key for each band of its signature; texts with too few features have none: 0"
     judged = np.flatnonzero(features.counts >= _LEAST)
     size = _BAND if threshold >= .7 else 2   # at a similarity of .5, 4 in a row agree too rarely
@@ -98,7 +98,7 @@ def _bands(features:Features, threshold:float)->np.ndarray:
         factor, offset = random.integers(1, 2**63, 2, dtype=np.uint64)
         lowest = np.minimum.reduceat((hashes * (factor | np.uint64(1)) + offset) >> np.uint64(32), starts)
         band = k // size
-        keys[judged, band] = _mix(keys[judged, band] * np.uint64(_ODD) + lowest + np.uint64(band + 1))
+        keys[judged, band] = _mix_bits(keys[judged, band] * np.uint64(_ODD) + lowest + np.uint64(band + 1))
     return keys
 
 def _nearest_earlier(
@@ -108,7 +108,7 @@ def _nearest_earlier(
     first:int=0,          # only texts from here on are looked for, among those before it; 0: each among all before it
 )->np.ndarray:            # for each text the number of an earlier one that it nearly repeats; -1: none
     "The earlier text that each text nearly repeats; one that repeats another is none that others can repeat"
-    keys, found = _bands(features, threshold), np.full(len(features), -1, dtype=np.int64)
+    keys, found = _band_keys(features, threshold), np.full(len(features), -1, dtype=np.int64)
     several = np.zeros(len(features), dtype=bool)   # those that share a band with another
     for band in keys.T:
         _, inverse, counts = np.unique(band, return_inverse=True, return_counts=True)
@@ -130,7 +130,7 @@ def _nearest_earlier(
 _THRESHOLD = .8
 _MOST = 10_000   # examples; more are only looked at if `drop_near_duplicates` is set
 
-def _flat(split:Split, n:int, of:str="input_ids")->np.ndarray:
+def _flat_column(split:Split, n:int, of:str="input_ids")->np.ndarray:
     "The tokens, or labels, of the first examples"
     tokens = split.tokens.select(range(n))
     if tokens._indices is not None: tokens = tokens.flatten_indices()
@@ -147,7 +147,7 @@ def near_duplicates(
     if n < 2: return np.full(n, -1, dtype=np.int64)
     lengths = split.lengths[:n]
     starts = np.r_[0, np.cumsum(lengths)]
-    ids, labels, parts = _flat(split, n), _flat(split, n, "labels"), parts_of_words(split.tokenizer)
+    ids, labels, parts = _flat_column(split, n), _flat_column(split, n, "labels"), parts_of_words(split.tokenizer)
     def answer(k:int)->np.ndarray:
         own = slice(starts[k], starts[k + 1])
         return ids[own][labels[own] != -100]
@@ -172,9 +172,9 @@ def rows_to_leave_out(
     return {*split.stats["row"][gone].tolist()} - {*split.stats["row"][~gone].tolist()}
 
 # %% ../../nbs/16_extras/43_near_duplicates.ipynb #nrd0lea2
-def _prompts(split:Split, n:int)->tuple[np.ndarray,np.ndarray]:
+def _prompt_tokens(split:Split, n:int)->tuple[np.ndarray,np.ndarray]:
     "The tokens before the first answer of each example, and their lengths; of plain text all of them"
-    ids, learned, lengths = _flat(split, n), _flat(split, n, "labels") != -100, split.lengths[:n]
+    ids, learned, lengths = _flat_column(split, n), _flat_column(split, n, "labels") != -100, split.lengths[:n]
     starts = np.r_[0, np.cumsum(lengths)[:-1]]
     answers = np.flatnonzero(np.r_[learned, True])
     before = np.minimum(answers[np.searchsorted(answers, starts)] - starts, lengths)
@@ -190,7 +190,7 @@ def _nearest_training_rows(
 )->np.ndarray:            # for each text the number of a training example with nearly the same prompt; -1: none
     "The training example that asks nearly what each text asks"
     n = min(len(train), _MOST)
-    own, own_lengths = _prompts(train, n)
+    own, own_lengths = _prompt_tokens(train, n)
     features = features_of(np.r_[own, ids].astype(np.int32), np.r_[own_lengths, lengths].astype(np.int64),
                            parts_of_words(train.tokenizer))
     return _nearest_earlier(without_shared(features), threshold, first=n)[n:]
@@ -201,7 +201,7 @@ def held_out_leaks(
     "Held-out examples that ask nearly what a training example asks, but not to the last token"
     if data.eval is None: return []
     n = min(len(data.eval), _MOST)
-    found = _nearest_training_rows(data.train, *_prompts(data.eval, n))
+    found = _nearest_training_rows(data.train, *_prompt_tokens(data.eval, n))
     same = np.isin(data.eval.stats["prompt"][:n], data.train.stats["prompt"])
     return [(int(k), int(found[k])) for k in np.flatnonzero((found >= 0) & ~same)]
 

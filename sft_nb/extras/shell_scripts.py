@@ -62,7 +62,7 @@ def _started_processes(launcher:list[str], known:dict[str,str])->int:
 
 _STAGES = {"0": None, "1": "zero2", "2": "zero2", "3": "zero3"}
 
-def _sharding(launcher:list[str], near:list[Path])->dict[str,Any]:
+def _read_sharding(launcher:list[str], near:list[Path])->dict[str,Any]:
     "DeepSpeed, FSDP and processes of `accelerate launch`, also from its file; ConfigError for a missing file"
     import yaml
     if not any(Path(word).name == "accelerate" for word in launcher): return {}
@@ -173,7 +173,7 @@ def read_shell_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
     if launcher[-1:] == ["pt"]: values["stage"] = "pt"   # not an option there, but a command
     own, more = entries_of(values, path, lines=numbers, tool=tool)
     launched = {}
-    try: launched = _sharding(launcher, near)
+    try: launched = _read_sharding(launcher, near)
     except ConfigError as e: problems.append(e)
     if (n := _started_processes(launcher, known)) > 1: launched["num_processes"] = n
     for name in launched.keys() - {*map(full_name, values)}:

@@ -78,7 +78,7 @@ class Verification(Viewable):
         status, text = {0: ("ok", "nothing contradicts it"), 1: ("fail", "it is contradicted"),
                         3: ("warn", "nothing contradicts it, but not all was reproduced")}[self.exit_code]
         order = sorted(self.claims, key=lambda c: min(LEVELS.index(c.level), 2))   # what is wrong comes first
-        lines = [dict(claim=c.name, level=c.level, card=_short(c.value), why=c.why[:300]) for c in order]
+        lines = [dict(claim=c.name, level=c.level, card=_shorten_value(c.value), why=c.why[:300]) for c in order]
         return View(f"card of {self.card}", f"{text}: {', '.join(counts)}", status=status,
                     parts=[Table(lines, left=["claim", "level", "card", "why"], widest=300)],
                     data=dict(exit_code=self.exit_code, card=self.card, folder=self.folder, claims=self.claims))
@@ -87,7 +87,7 @@ def reason_of(error:Exception)->str:
     "The reason why something could not be computed here"
     return getattr(error, "found", "") or error_summary(error)
 
-def _short(text:str)->str: return text if len(text) <= 60 else f"{text[:40]}…{text[-16:]}"
+def _shorten_value(text:str)->str: return text if len(text) <= 60 else f"{text[:40]}…{text[-16:]}"
 
 # %% ../../nbs/16_extras/42_verify.ipynb #vf0evi01
 _MOST_ROWS = 10**6   # that a task makes for a card of a stranger
@@ -198,7 +198,7 @@ class Evidence:
         return self.run is not None and (self.run.step > self.card.step or self.run.state in ACTIVE)
 
 # %% ../../nbs/16_extras/42_verify.ipynb #vf0fil01
-def _sha256(file:Path)->str:
+def _sha256_of(file:Path)->str:
     with open_regular(file, largest=None) as f: return hashlib.file_digest(f, "sha256").hexdigest()
 
 def _about_file(ev:Evidence, name:str, noted:dict)->tuple[str,str]:
@@ -206,7 +206,7 @@ def _about_file(ev:Evidence, name:str, noted:dict)->tuple[str,str]:
     try: file = ev.inside(name)
     except SftError as e: return "contradicted", e.found
     if not file.is_file(): return "stated", "the file is not here"
-    if _sha256(file) == noted["sha256"]: return "consistent", ""
+    if _sha256_of(file) == noted["sha256"]: return "consistent", ""
     return "contradicted", "the file here has another SHA-256"
 
 def check_files(ev:Evidence)->list[Claim]:
@@ -411,11 +411,11 @@ def check_step(ev:Evidence)->list[Claim]:
     return claim("contradicted", why)
 
 # %% ../../nbs/16_extras/42_verify.ipynb #vf0sco01
-def _differs(was, now)->bool:
+def _is_other(was, now)->bool:
     "Are two values of JSON different, but for rounding?"
     if isinstance(now, dict):
-        return not isinstance(was, dict) or any(_differs(was.get(name), v) for name, v in now.items())
-    if isinstance(now, list): return not isinstance(was, list) or len(was) != len(now) or any(map(_differs, was, now))
+        return not isinstance(was, dict) or any(_is_other(was.get(name), v) for name, v in now.items())
+    if isinstance(now, list): return not isinstance(was, list) or len(was) != len(now) or any(map(_is_other, was, now))
     if isinstance(now, float) and type(was) in (int, float):
         return not math.isclose(was, now, rel_tol=1e-9, abs_tol=1e-12)
     return was != now
@@ -425,7 +425,7 @@ def _fault_of_scores(written:dict, s:Scores)->str:
     now = {name: as_json(getattr(s, name)) for name in ("accuracy", "interval", "correct", "n", "answered", "ended")}
     own = [name for name in s.figures if name in ("accuracy", "answered") or name in s.answers[0].figures]
     now["figures"] = {name: s.overall(name) for name in own if name not in s.scales}
-    other = [name for name in now if _differs(written[name], now[name])]
+    other = [name for name in now if _is_other(written[name], now[name])]
     return f"its {other[0]} is not that of its answers" if other else ""
 
 def check_scores(ev:Evidence)->list[Claim]:
@@ -445,7 +445,7 @@ def check_scores(ev:Evidence)->list[Claim]:
         same = [(a.where, a.expected) for a in e.base.answers] == [(a.where, a.expected) for a in e.tuned.answers]
         fault = _fault_of_scores(said["base"], e.base) or ("" if same else "it answered other rows")
         claim("score of the base", f"{e.base.overall(e.by):.4g}", fault)
-        fault = "it does not follow from the answers" if _differs(said["difference"], as_json(e.difference)) else ""
+        fault = "it does not follow from the answers" if _is_other(said["difference"], as_json(e.difference)) else ""
         claim("gain over the base", str(e.difference), fault)
     if e.stored is not None:
         claim("score of the stored base", f"{e.stored.overall(e.by):.4g}", _fault_of_scores(said["stored"], e.stored))
@@ -453,7 +453,7 @@ def check_scores(ev:Evidence)->list[Claim]:
     if lines is not None and lines.best is not None:
         best, sign = lines.best, -1 if e.by == "loss" else 1
         mean = sign * sum(best.parts) / len(best.parts)
-        fault = f"its answers have {mean:.4g}" if _differs(best.figures[e.by], mean) else ""
+        fault = f"its answers have {mean:.4g}" if _is_other(best.figures[e.by], mean) else ""
         if len(best.parts) != e.tuned.n: fault = f"{len(best.parts)} answers, of {e.tuned.n}"
         claim("best trivial answer", f"{best.name}: {best.figures[e.by]:.4g}", fault)
     if lines is not None and lines.few_shot is not None:
@@ -472,7 +472,7 @@ def _compare_answers(written:list, found:list)->list[int]:
     other = []
     for k, (a, b) in enumerate(zip(written, found)):
         names = [n for n in a.figures if n in b.figures and n not in ("loss", "supervised")]
-        same = key(a, None) == key(b, None) and not any(_differs(a.figures[n], float(b.figures[n])) for n in names)
+        same = key(a, None) == key(b, None) and not any(_is_other(a.figures[n], float(b.figures[n])) for n in names)
         if not same: other.append(k)
     return other
 
@@ -511,7 +511,7 @@ def check_answers(ev:Evidence)->list[Claim]:
 # %% ../../nbs/16_extras/42_verify.ipynb #vf0ask01
 _TIES = 4   # times the noise of a number format
 
-def _some(q:Questions, numbers:list[int])->Questions:
+def _questions_of_rows(q:Questions, numbers:list[int])->Questions:
     "The questions of some rows"
     def pick(values): return [values[k] for k in numbers] if values else values
     rows = dict(pick([*q.rows.items()]))
@@ -536,7 +536,7 @@ def _has_tie(model, tokenizer, chat:list[dict], limit:int, nats:float)->bool:
 
 def _compare_with_model(ev:Evidence, name:str, model, numbers:list[int])->tuple[str,str]:
     "The level of the answers of a model, and why"
-    bench, e, q = ev.bench, ev.card.evaluation, _some(ev.questions, numbers)
+    bench, e, q = ev.bench, ev.card.evaluation, _questions_of_rows(ev.questions, numbers)
     written = [getattr(e, name).answers[k] for k in numbers]
     losses = losses_of(model, q) if q.examples is not None else None
     generations = _ask_again(model, bench.tokenizer, q, written) if q.prompts else []
@@ -630,7 +630,7 @@ def _run_around(folder:Path)->Run|None:
         check_links(path)
         return Run(path)
 
-def _download(name:str)->Path:
+def _download_card(name:str)->Path:
     "The files of a card on the hub, in a temporary folder; ConfigError if the hub does not have it"
     from huggingface_hub import hf_hub_download, snapshot_download
     folder = Path(tempfile.mkdtemp(prefix="sft_nb-card-"))
@@ -659,7 +659,7 @@ def find_card(
     if not _HUB_NAME.fullmatch(str(what)):
         expected, fix = f"{CARD}, a folder with one, a run or a hub id", command("sft_nb runs", "list_runs()")
         raise ConfigError(f"card {str(what)!r}", "there is no such path", expected, fix)
-    folder = _download(str(what))
+    folder = _download_card(str(what))
     return folder, Card.load(folder/CARD)
 
 def verify(

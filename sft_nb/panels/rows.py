@@ -78,7 +78,7 @@ def _gone(self:DataState)->list[Entry]:
 
 # %% ../../nbs/14_panels/02_rows.ipynb #53aabf9a
 @patch
-def _near(self:DataState)->list[Entry]:
+def _near_entries(self:DataState)->list[Entry]:
     "Entries of examples that nearly repeat an earlier one; none without the extras"
     near, rows = extension("near_duplicates"), self.side.stats["row"]
     found = near.near_duplicates(self.side) if near else np.zeros(0, dtype=np.int64)
@@ -116,7 +116,7 @@ def entries(self:DataState, facet:str)->list[Entry]:
         raise ConfigError("DataPanel", f"there is no list {facet!r}", f"one of {', '.join(FACETS)}", 'facet="kept"')
     made = self.kept.get((self.split, facet))
     if made is None:
-        by_hand = {"left out": self._gone, "cut": self._cut, "near duplicates": self._near}
+        by_hand = {"left out": self._gone, "cut": self._cut, "near duplicates": self._near_entries}
         made = by_hand[facet]() if facet in by_hand else self._examples(self._numbers(facet))
         self.kept[self.split, facet] = made
     return made

@@ -377,13 +377,14 @@ _VERDICTS = frozenset("""
     """.split())
 _REJECTING = _BAD_IF_TRUE | frozenset("declined dislike downvoted fail failed reject thumbs_down".split())
 
-def _is_rejection(name:str, value)->bool:
-    "Does `value` in a column of this name call the row or message bad?"
+@lru_cache(4096)
+def _rejecting_values(name:str)->frozenset[str]:
+    "The values by which a column of this name calls a row or message bad; empty for columns that judge nothing"
     words = [w for w in column_words(name) if w not in ("is", "was")]
-    said, key = "_".join(column_words(str(value))), words[0] if len(words) == 1 else ""
-    if key in _GOOD_IF_TRUE: return said in ("false", "no") or said == "0" and words != column_words(name)
-    if key in _BAD_IF_TRUE: return said in ("true", "yes", "1")
-    return isinstance(value, str) and said in _REJECTING and not _VERDICTS.isdisjoint(words)
+    key = words[0] if len(words) == 1 else ""
+    if key in _GOOD_IF_TRUE: return frozenset(["false", "no"] + ["0"] * (words != column_words(name)))
+    if key in _BAD_IF_TRUE: return frozenset(["true", "yes", "1"])
+    return _REJECTING if not _VERDICTS.isdisjoint(words) else frozenset()
 
 def find_rejections(
     row:dict,
@@ -394,8 +395,9 @@ def find_rejections(
     def look(name, value):
         if isinstance(value, dict):
             for key, inside in value.items(): look(f"{name}.{key}", inside)
-        elif isinstance(value, (str, bool, int)) and len(text := str(value)) < 40:
-            if _is_rejection(name.rpartition(".")[2], value): found.append(f"{name}: {text.strip()}")
+        elif (isinstance(value, (str, bool, int)) and (rejecting := _rejecting_values(name.rpartition(".")[2]))
+              and len(text := str(value)) < 40 and "_".join(column_words(text)) in rejecting):
+            found.append(f"{name}: {text.strip()}")
     for name in names:
         column, _, key = name.partition(".")
         messages = dict.get(row, column)
