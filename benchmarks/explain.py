@@ -56,7 +56,8 @@ def main(args:list[str])->None:
         planted = [k for k in known if k["planted"]]
         about = dict(planted=len(planted), right=sum(k["right"] for k in planted),
                      confident_and_wrong=sum(k["confident_and_wrong"] for k in known),
-                     healthy=len(known) - len(planted), left_in_peace=sum(k["right"] for k in known if not k["planted"]))
+                     healthy=len(known) - len(planted),
+                     left_in_peace=sum(k["right"] for k in known if not k["planted"]))
         FILE.write_text(json.dumps(about | dict(runs=known, cpus=os.cpu_count(), python=platform.python_version()),
                                    indent=1, ensure_ascii=False) + "\n")
     print(", ".join(f"{name} {value}" for name, value in about.items()))

@@ -29,7 +29,8 @@ def kinds(n:int=300, *, held_out:bool=False)->list[dict]:
     "Two labels: are there more, or fewer? Held-out rows have other numbers"
     draw, rows = random.Random(held_out), []
     while len(rows) < n:
-        (who, friend), thing, k, gives = draw.sample(NAMES, 2), draw.choice(THINGS), draw.randint(10, 99), draw.random() < .5
+        (who, friend), thing = draw.sample(NAMES, 2), draw.choice(THINGS)
+        k, gives = draw.randint(10, 99), draw.random() < .5
         if (k % 5 == 0) != held_out: continue
         what = "gives more." if gives else "loses some."
         rows.append(dict(question=f"{who} has {k} {thing}. {friend} {what}", answer="1" if gives else "2"))
@@ -55,7 +56,6 @@ def make_run(folder, base:dict, name:str, rows:list[dict], held:list[dict], *, t
     return run
 
 
-NO_END = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
 SCORER = '''from sft_nb.tasks.core import Score, task
 @task("question", "answer")
 def exact(text, row):
@@ -75,8 +75,10 @@ def with_outliers(folder:Path)->str:
     model, out = AutoModelForCausalLM.from_pretrained(at, dtype=torch.float32), Path(folder)/"outliers"
     with torch.no_grad():
         for layer in model.model.layers:
-            for norm, read in ((layer.input_layernorm, [layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj]),
-                               (layer.post_attention_layernorm, [layer.mlp.gate_proj, layer.mlp.up_proj])):
+            attention, mlp = layer.self_attn, layer.mlp
+            reads = {layer.input_layernorm: [attention.q_proj, attention.k_proj, attention.v_proj],
+                     layer.post_attention_layernorm: [mlp.gate_proj, mlp.up_proj]}
+            for norm, read in reads.items():
                 norm.weight[::16] /= 256
                 for linear in read: linear.weight[:, ::16] *= 256
     model.save_pretrained(out)
@@ -104,10 +106,13 @@ def _kinds(name, cause, **how):
                  task="classify", **how)
 
 
+def texts(rows:list[dict])->list[dict]: return [dict(text=f"{r['question']}\nAnswer: {r['answer']}") for r in rows]
+
+
 def silent_last(rows:list[dict])->list[dict]:
     def said(q, a, **flag): return [dict(role="user", content=q), dict(role="assistant", content=a, **flag)]
-    return [dict(messages=said("Hello!", "Hello, what is your question?") + said(r["question"], r["answer"], train=False))
-            for r in rows]
+    hello = said("Hello!", "Hello, what is your question?")
+    return [dict(messages=hello + said(r["question"], r["answer"], train=False)) for r in rows]
 
 
 def written(text:str, name:str):
@@ -144,11 +149,12 @@ PROBLEMS = dict([
     _kinds("frozen", "capacity", method="full", learning_rate=5e-4, unfrozen_parameters=(r"model\.norm",)),
     _kinds("rate-zero", "nothing_trained", learning_rate=0., max_steps=5),
     _kinds("warm-up", "warmup", warmup_steps=60, max_steps=20),
-    _kinds("dropout", "dropout", lora_dropout=.95),
-    _kinds("no-end", "no_end", chat_template=NO_END, max_new_tokens=16, scored={}),
+    _sums("dropout", "dropout", max_steps=50, lora_dropout=.95),
+    _kinds("no-end", "no_end", rows=lambda: texts(kinds()), held=lambda: texts(kinds(40, held_out=True)),
+           response_template="Answer:", chat_template="none"),
     _kinds("silent-answers", "answer_not_learned", rows=lambda: silent_last(kinds())),
-    _sums("cut-answers", "cut", max_length=72, on_long="cut", max_steps=10),
-    _sums("left-out", "left_out", max_length=64, max_steps=10),
+    _sums("cut-answers", "cut", max_length=50, on_long="cut", max_steps=20),
+    _sums("left-out", "left_out", max_length=50, max_steps=10),
     _sums("short-answers", "short_answers", scored=dict(max_new_tokens=5), max_steps=20),
     _sums("scorer", "scorer", task=written(SCORER, "exact.py"), scored={}, max_steps=20),
     _kinds("other-template", "template", scored=dict(chat_template="zephyr")),
@@ -156,7 +162,7 @@ PROBLEMS = dict([
         dict(r, question=f"There are two answers, and one of them is right. {r['question']}") for r in kinds()]),
     _sums("other-rows", "unlike", held=units, task="chat", max_steps=40),
     _sums("exchanged-sums", "noise", max_steps=50, rows=lambda: exchanged(sums(), .3)),
-    _kinds("exchanged-labels", "noise", rows=lambda: exchanged(kinds(), .3)),
+    _kinds("exchanged-labels", "noise", max_steps=80, learning_rate=2e-3, rows=lambda: exchanged(kinds(), .3)),
     _sums("shuffled", "unrelated", rows=lambda: exchanged(sums(), 1.), max_steps=30),
     _sums("wrong-column", "wrong_column", rows=coded, max_steps=30),
     _kinds("one-label", "one_label", rows=lambda: [r for r in kinds() if r["answer"] == "1"] + kinds()[:6], scored={}),
@@ -164,7 +170,7 @@ PROBLEMS = dict([
     _kinds("duplicates", "duplicates", rows=lambda: kinds()[:8] * 30),
     _sums("by-heart", "overfit", rows=lambda: sums(30), max_steps=100, eval_steps=10),
     _kinds("leak", "leak", rows=lambda: kinds() + kinds(40, held_out=True), scored={}),
-    _kinds("four-bits", "bits", method="qlora", model=with_outliers, bnb_4bit_quant_type="fp4"),
+    _sums("four-bits", "bits", method="qlora", max_steps=30, model=with_outliers, bnb_4bit_quant_type="fp4"),
     _kinds("out-of-time", "not_ended", max_time=1., max_steps=400),
     _sums("prompts-too", "prompts_learned", train_on_prompt=True, max_steps=30)]) | {
     "base-good": Problem("base_good", perfect)}

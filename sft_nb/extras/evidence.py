@@ -7,6 +7,7 @@ __all__ = ['Pair', 'pairs_of', 'Losses', 'measure_losses', 'Missing', 'Case', 'u
 
 # %% ../../nbs/16_extras/44_evidence.ipynb #evd0imp1
 import os, tempfile, time
+from collections import Counter
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,6 +26,7 @@ from ..tasks.metrics import labels_of
 from ..model.load import quiet
 from ..model.loss import row_losses
 from ..model.finetuning.optimizer import make_optimizer
+from ..batches.packing import training_extent
 from ..planning.bits import BitsCost, cost_of_bits, few_rows
 from ..planning.learning_rate import choose_learning_rate
 from ..workbench import Workbench
@@ -76,7 +78,7 @@ def pairs_of(
 class Losses:
     "What a model makes of some rows, in nats for each answer"
     own:np.ndarray         # (n,) each answer after its own prompt
-    gain:np.ndarray        # (m,) after the prompt of a row with another answer, less after its own; empty: all are alike
+    gain:np.ndarray        # (m,) after the prompt of another row, less after its own; empty: all answers are alike
     disagrees:np.ndarray   # (n,) is another label likelier? Empty: answers are no labels
     tokens:np.ndarray      # (n,) in each answer
 
@@ -131,8 +133,8 @@ class Case:
     def cfg(self):
         "Its config, for one process, without trackers, checks and evaluations"
         cfg = settings_for_world_size(self.run, 1)
-        return replace(cfg, report_to=None, wandb=False, max_time=None, preflight=False, eval_steps=None, save_steps=10**9,
-                       load_best_model_at_end=False, early_stopping_patience=None, on_nan="skip",
+        return replace(cfg, report_to=None, wandb=False, max_time=None, preflight=False, eval_steps=None,
+                       save_steps=10**9, load_best_model_at_end=False, early_stopping_patience=None, on_nan="skip",
                        runs_dir=str(self.path))
     @cached_property
     def bench(self)->Workbench: return Workbench(self.cfg, is_resolved=True)
@@ -161,8 +163,9 @@ class Case:
     @cached_property
     def labels(self)->list[tuple[int,...]]:
         "The answers as token ids, if they are labels"
-        answers = {p.answer: self.bench.tokenizer.decode(p.answer) for side in self.part("pairs").values() for p in side}
-        counts = labels_of([answers[p.answer] for side in self.pairs.values() for p in side])
+        decode, pairs = self.bench.tokenizer.decode, self.part("pairs")
+        answers = {p.answer: decode(p.answer) for side in pairs.values() for p in side}
+        counts = labels_of([answers[p.answer] for side in pairs.values() for p in side])
         return [ids for ids, text in answers.items() if text in counts] if len(counts) <= _MOST_LABELS else []
 
     @cached_property
@@ -184,17 +187,23 @@ class Case:
     def losses(self)->list[float]: return [line["loss"] for line in self.lines if "loss" in line]
     @cached_property
     def weights(self)->Path:
-        "Its result, or its newest checkpoint"
+        "The folder of its result, or its newest checkpoint"
         if self.run.adapter.exists(): return self.run.adapter
         if there := self.run.checkpoints(): return there[-1]
         raise Missing(f"no weights were saved ({self.run.state_in_words})")
     @cached_property
+    def planned_steps(self)->int:
+        "The steps that the training should have taken"
+        self.part("data")
+        return training_extent(self.bench.batches, **self.cfg.values(training_extent)).steps
+    @cached_property
     def recommended_rate(self)->float:
-        return choose_learning_rate("auto", method=self.cfg.method, width=getattr(self.bench.shape, "hidden_size", None))[0]
+        width = getattr(self.bench.shape, "hidden_size", None)
+        return choose_learning_rate("auto", method=self.cfg.method, width=width)[0]
 
     @cached_property
     def evaluator(self)->Evaluator:
-        "What asks its held-out rows again; nothing is written into the run"
+        "Its held-out rows, to be asked again; nothing is written into the run"
         if "eval" not in self.part("pairs") and self.data.eval is None: raise Missing("no rows are held out")
         with redirect_stderr(StringIO()): return make_evaluator(self.run, progress=False, shots=0)
     @cached_property
@@ -263,8 +272,9 @@ class Measured(Case):
         few = np.unique(np.linspace(0, len(q.prompts) - 1, min(len(q.prompts), _MOST_ASKED), dtype=int)).tolist()
         def pick(values): return [values[k] for k in few] if values else values
         rows = dict(pick(list(q.rows.items())))
-        e.questions = replace(q, rows=rows, examples=None, figure="accuracy" if q.by == "loss" else q.figure,
-                              **{name: pick(getattr(q, name)) for name in "chats prompts clusters raw opened groups".split()})
+        picked = {name: pick(getattr(q, name)) for name in "chats prompts clusters raw opened groups".split()}
+        figure = "accuracy" if q.by == "loss" else q.figure
+        e.questions = replace(q, rows=rows, examples=None, figure=figure, **picked)
         e.cache = GenerationCache(None)
         with unseen():
             models = BaseAndTuned(e.bench, weights)
@@ -272,7 +282,7 @@ class Measured(Case):
 
     @cached_property
     def bits(self)->BitsCost:
-        "What storing the base in 4 or 8 bits costs"
+        "The cost of storing the base in 4 or 8 bits"
         if self.cfg.method != "qlora": raise Missing("the base is not stored in 4 or 8 bits")
         rows = self.part("data").eval or self.data.train
         with unseen(), self.shared.base(self.bench) as base:
@@ -301,17 +311,17 @@ class Measured(Case):
         with unseen():
             bench = Workbench(cfg, data=data)
             with self.shared.trainable(bench): run = train(bench)
+            if run.status.stopped_by in ("Ctrl-C", "SIGTERM"): raise KeyboardInterrupt
             with self.shared.tuned(bench, run.adapter) as model:
                 losses = measure_losses(model, self.pairs[self.side], [])
         return Arm(settings, steps, losses if np.isfinite(losses.own).all() else None, time.monotonic() - began)
 
     @cached_property
     def pace(self)->float:
-        "Seconds of a step of the run"
-        if pace := self.run.step_seconds: return pace
+        "Seconds of a step of the run, for one process"
         seconds = max((line["seconds"] for line in self.lines if "seconds" in line), default=0.)
         if not seconds or not self.run.step: raise Missing("the run has logged no times")
-        return seconds / self.run.step
+        return (self.run.step_seconds or seconds / self.run.step) * self.run.config.num_processes
 
     def seconds_of_passes(self, tokens:int)->float:
         "An estimate for tokens that are only read, by the measured steps"
@@ -329,7 +339,7 @@ class Score:
     tuned:float
     base:float|None
     is_share:bool
-    is_better:bool|None # than the base, beyond chance; None: not known
+    is_better:bool|None # than the base and than always the same answer, beyond chance; None: not known
 
     def __str__(self):
         shown = [f"{v:.1%}" if self.is_share else f"{v:.3g}" for v in (self.base, self.tuned) if v is not None]
@@ -337,9 +347,11 @@ class Score:
 
 def _score_of(scores:dict[str,Scores], by:str)->Score:
     tuned, base = scores["tuned"], scores.get("base")
-    d = base and paired(base, tuned, by)
-    return Score(by, tuned.n, tuned.overall(by), base and base.overall(by), by not in LOWER_IS_BETTER and
-                 0 <= tuned.overall(by) <= 1, d and bool(d.low > 0 and d.p < .05))
+    d, value = base and paired(base, tuned, by), tuned.overall(by)
+    is_share = by not in LOWER_IS_BETTER and 0 <= value <= 1
+    most = max(Counter(a.expected for a in tuned.answers).values()) / tuned.n
+    is_better = d and bool(d.low > 0 and d.p < .05 and not (is_share and tuned.interval_of(by)[0] <= most))
+    return Score(by, tuned.n, value, base and base.overall(by), is_share, is_better)
 
 @patch(as_prop=True)
 def score(self:Measured)->Score:
@@ -352,7 +364,7 @@ _COLUMN_ROWS = 32
 
 @patch(as_prop=True)
 def openings(self:Measured)->tuple[tuple[int,...],tuple[int,...]]:
-    "What training prompts begin with, and held-out prompts; `Missing` if held-out prompts begin like those"
+    "The beginnings of training and of held-out prompts; `Missing` if held-out prompts begin like those"
     pairs = self.part("pairs")
     if len(pairs["train"]) < 8 or len(pairs.get("eval", ())) < 4: raise Missing("too few prompts to compare")
     train, held = (tuple(os.path.commonprefix([p.prompt for p in pairs[side]])) for side in ("train", "eval"))
@@ -373,8 +385,9 @@ def reopen(self:Measured)->tuple[float,float]:
 def relate_columns(self:Measured)->dict[str,np.ndarray]:
     "column that is not read -> how much likelier its values are after their own prompts"
     data, pairs, found = self.part("data"), self.part("pairs")["train"][:_COLUMN_ROWS], {}
-    rows = {k: row for k, (_, row) in enumerate(data.train.source) if not isinstance(row, Exception)}
     stats, end = data.train.stats["row"], pairs[0].answer[-1:]
+    wanted = {int(stats[p.example]) for p in pairs}
+    rows = {k: row for k, (_, row) in enumerate(data.train.source) if k in wanted}
     with unseen(), BaseAndTuned(self.bench, None).tuned() as model:
         for name in [n for n in data.train.seen.unread if n in rows[int(stats[pairs[0].example])]][:4]:
             texts = [rows[int(stats[p.example])].get(name) for p in pairs]

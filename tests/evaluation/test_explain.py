@@ -32,7 +32,7 @@ def test_a_rate_that_is_too_low_is_found_by_trying_another(explained, slow):
     assert explained.best.fix.settings == dict(learning_rate=pytest.approx(slow.config.learning_rate * 250, rel=3))
     assert "instead of" in explained.best.evidence[0] and not explained.is_good
     done = [t.name for t in explained.tried if t.seconds is not None]
-    assert done[:2] == ["measured", "heart"] and done[-1].startswith("training_")
+    assert done[:3] == ["asked", "measured", "heart"] and done[-1].startswith("training_")
     assert sum(t.seconds for t in explained.tried if t.seconds) == pytest.approx(explained.spent)
 
 
@@ -41,7 +41,7 @@ def test_its_json_and_html_have_what_its_text_has(explained):
     assert found["kind"] == "explanation" and found["causes"][0]["name"] == "rate_low"
     assert found["causes"][0]["fix"].startswith("--learning-rate") and found["status"] == "fail"
     assert {t["name"] for t in found["tried"]} == {t.name for t in explained.tried}
-    assert "the learning rate is too low" in str(explained) and "the learning rate is too low" in explained._repr_html_()
+    assert all("the learning rate is too low" in text for text in (str(explained), explained._repr_html_()))
 
 
 def test_a_budget_that_is_too_small_names_the_one_that_is_needed(slow, capsys):
@@ -80,14 +80,14 @@ CFG = dict(warmup_steps=.03, max_length=128, train_on_prompt=False, train_on_tur
 
 
 @pytest.mark.parametrize("finder, parts, name, sure", [
-    ("find_not_finite", dict(lines=lines(1., float("nan"))), "not_finite", "certain"),
-    ("find_not_finite", dict(lines=lines(1., .5)), None, None),
-    ("find_overfit", dict(lines=lines(2., 1., .1) + lines(1.5, 1., 2., name="eval_loss")), "overfit", "certain"),
-    ("find_overfit", dict(lines=lines(2., 1., .1) + lines(1.5, 1., .9, name="eval_loss")), None, None),
-    ("find_warmup", dict(run=SimpleNamespace(step=60), cfg=SimpleNamespace(warmup_steps=55)), "warmup", "certain"),
-    ("find_warmup", dict(run=SimpleNamespace(step=60), cfg=SimpleNamespace(**CFG)), None, None),
-    ("find_bits", dict(bits=SimpleNamespace(matters=True, cost=1., error=.01)), "bits", "certain"),
-    ("find_bits", dict(bits=SimpleNamespace(matters=False)), None, None)])
+    ("_find_not_finite", dict(lines=lines(1., float("nan"))), "not_finite", "certain"),
+    ("_find_not_finite", dict(lines=lines(1., .5)), None, None),
+    ("_find_overfit", dict(lines=lines(2., 1., .1) + lines(1.5, 1., 2., name="eval_loss")), "overfit", "certain"),
+    ("_find_overfit", dict(lines=lines(2., 1., .1) + lines(1.5, 1., .9, name="eval_loss")), None, None),
+    ("_find_warmup", dict(run=SimpleNamespace(step=60), cfg=SimpleNamespace(warmup_steps=55)), "warmup", "certain"),
+    ("_find_warmup", dict(run=SimpleNamespace(step=60), cfg=SimpleNamespace(**CFG)), None, None),
+    ("_find_bits", dict(bits=SimpleNamespace(matters=True, cost=1., error=.01)), "bits", "certain"),
+    ("_find_bits", dict(bits=SimpleNamespace(matters=False)), None, None)])
 def test_what_files_and_measurements_say(finder, parts, name, sure):
     found = getattr(explaining, finder)(**parts) or []
     assert [(c.name, c.sure) for c in found] == ([(name, sure)] if name else [])
@@ -100,7 +100,7 @@ def losses(disagrees, gain=5.):
 
 def test_training_rows_that_a_model_contradicts_are_called_wrong_only_if_held_out_rows_are_not():
     pairs = dict(train=[Pair(k, (1,), (2,)) for k in range(40)])
-    def find(own, held): return explaining.find_wrong_answers(
+    def find(own, held): return explaining._find_wrong_answers(
         {("tuned", "train"): losses(own), ("tuned", "eval"): losses(held)}, pairs)
     noisy, clean = [True] * 12 + [False] * 28, [False] * 40
     assert [(c.name, c.sure) for c in find(noisy, clean)] == [("noise", "certain")]
