@@ -207,8 +207,8 @@ export function html(session) {
 }
 
 // Groups of blocks beside each other, or below each other where there is no room
-export function columns(session, block) {
-  const node = make("div", { class: `sft-columns ${block.look ?? ""}` });
+export function columns(session) {
+  const node = make("div", { class: "sft-columns" });
   const groups = [];
   const update = (block) => {
     block.groups.forEach((blocks, k) => {
