@@ -411,7 +411,7 @@ def simulated(self:Planner,
     "The candidate for a way, if its step can be simulated"
     try: return make(way, budget)
     except SftError: raise
-    except Exception as e: self.failed[way] = e   # a model that branches on values, or an operation without a fake version
+    except Exception as e: self.failed[way] = e   # an operation without a fake version
 
 def candidates(
     planner:Planner,

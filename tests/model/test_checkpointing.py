@@ -254,8 +254,8 @@ def test_parts_give_the_same_gradients(kind, kept, monkeypatch):
 def test_all_experts_of_a_layer_take_a_long_row_in_parts(kind, method, tokenizer, tmp_path, monkeypatch):
     "With the adapters around them; an MLP that also returns what its router chose stays whole"
     tiny_config(kind).save_pretrained(tmp_path)
-    cfg = load_config(model=str(tmp_path), tokenizer="tiny", init="random", method=method, dtype="float32", device="cpu",
-                      lora_dropout=0.)
+    cfg = load_config(model=str(tmp_path), tokenizer="tiny", init="random", method=method, dtype="float32",
+                      device="cpu", lora_dropout=0.)
     m = load_model(cfg, tokenizer).train()
     for name, p in m.named_parameters():
         if "lora_B" in name: torch.nn.init.normal_(p, std=.05)
