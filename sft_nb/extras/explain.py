@@ -635,11 +635,13 @@ class Explanation(Viewable):
     def headline(self)->str:
         cause = self.best
         if cause is not None and cause.sure != "possible": return f"{CAUSES[cause.name]} ({cause.sure})"
-        n = sum(t.seconds is not None for t in self.tried)
-        text = f"nothing was found by {pluralise(len(_FINDERS), 'look', 'looks')} and {pluralise(n, 'experiment')}"
-        if cause is not None: text = f"no cause is likely; {pluralise(len(self.causes), 'is', 'are')} possible"
+        n, done = len(self.tried), sum(t.seconds is not None for t in self.tried)
+        by = f"in its files, and by {pluralise(done, 'experiment')}"
+        if n > done: by += f" of {n}"
+        text = f"nothing was found {by}" if cause is None else f"nothing is certain or likely {by}"
         if self.is_good: return f"{text}: its scores are good"
-        return text if cause else f"{text}: the task may be hard for this base, or need more rows"
+        if n > done or cause is not None: return text
+        return f"{text}: the task may be hard for this base, or need more rows"
 
     def view(self)->View:
         about = f"{self.score}; {format_duration(self.spent)} of {format_duration(self.budget)} spent"

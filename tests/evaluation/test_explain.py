@@ -19,7 +19,7 @@ from sft_nb.runs.directory import Run
 def slow(train_once):
     "A run whose learning rate is 250 times too low"
     def make(folder): return make_run(folder, TINY, "slow", kinds(), kinds(16, held_out=True), task="classify",
-                                      max_steps=20, learning_rate=2e-5)
+                                      max_steps=14, learning_rate=2e-5)
     return train_once("explained-slow", make)
 
 
@@ -49,7 +49,7 @@ def test_a_budget_that_is_too_small_names_the_one_that_is_needed(slow, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["budget"] == found["spent"] == 0 and all(t["seconds"] is None for t in found["tried"])
     assert all("--budget" in t["says"] for t in found["tried"]) and len(found["tried"]) >= 3
-    assert "nothing was found" in found["headline"] or not [c for c in found["causes"] if c["sure"] != "possible"]
+    assert "nothing" in found["headline"] and "0 experiments of" in found["headline"]
 
 
 def test_a_run_whose_rows_and_weights_are_gone_is_still_looked_at(slow, tmp_path):
@@ -58,7 +58,7 @@ def test_a_run_whose_rows_and_weights_are_gone_is_still_looked_at(slow, tmp_path
     config["config"]["train_file"] = [str(tmp_path/"nowhere.jsonl")]
     (copy.path/"config.json").write_text(json.dumps(config))
     for folder in ("adapter", "checkpoints"): shutil.rmtree(copy.path/folder, ignore_errors=True)
-    copy.record(dict(step=12, loss=float("nan")))
+    copy.record(dict(step=14, loss=float("nan")))
     found = explain(copy, budget=60, progress=False)
     assert "nowhere.jsonl" in found.missing["data"] and "no weights were saved" in found.missing["weights"]
     assert found.best.name == "not_finite" and "not looked at: data" in str(found)
@@ -115,10 +115,10 @@ def test_causes_are_ranked_by_certainty_and_then_by_what_they_explain():
     assert {*explaining.CAUSES} >= {p.cause for p in PROBLEMS.values()}
 
 
-@pytest.mark.parametrize("name", ["silent-answers", "one-label"])
-def test_rows_that_cannot_teach_are_found_without_a_model(name, tmp_path):
-    found = explain(PROBLEMS[name].make(tmp_path, TINY | dict(max_steps=2, scored=None)), budget=0, progress=False)
-    assert (found.best.name, found.best.sure) == (PROBLEMS[name].cause, "certain"), str(found)
+def test_answers_that_are_not_supervised_are_found_without_a_model(tmp_path):
+    run = PROBLEMS["silent-answers"].make(tmp_path, TINY | dict(max_steps=2))
+    found = explain(run, budget=0, progress=False)
+    assert [(c.name, c.sure) for c in found.causes] == [("answer_not_learned", "certain")], str(found)
 
 
 def check(problem, folder, base):
