@@ -26,8 +26,8 @@ from .commands import (
     check_command, checkpoint_command, config_command, data_command, plan_command,
     search_command, stop_command, train_command)
 from .evaluation import (
-    _CARD_OPTIONS, _COMPARE, _EVALUATE, _EXPLAIN, _GENERATE, _MERGE, _PAGE, _PROVE, _REPLAY, _REPLY_OPTIONS, _RUNS, _SWEEP,
-    _VERDICT, _VERIFY,
+    _CARD_OPTIONS, _COMPARE, _EVALUATE, _EXPLAIN, _GENERATE, _MERGE, _PAGE, _PROVE, _REPLAY, _REPLY_OPTIONS, _RUNS,
+    _SWEEP, _VERDICT, _VERIFY,
     card_command, chat_command, compare_command, evaluate_command, explain_command, generate_command, merge_command,
     report_command, prove_command, replay_command, runs_command, sweep_command, verdict_command, verify_command)
 

@@ -48,12 +48,14 @@ CAUSES = dict(
     leak="held-out questions are among the training rows", base_good="the base can already do it",
     few_held_out="too few rows are held out to tell")
 
-_FOLLOWS = dict(   # cause -> what it brings about, which is no cause beside it
+_FOLLOWS = dict(   # cause -> others that it brings about, and that are not shown beside it
     answer_not_learned=("one_label", "duplicates", "contradictions", "unlike", "template", "no_end"),
-    cut=("no_end", "unlike", "contradictions", "duplicates"), wrong_column=("unrelated", "unlike", "contradictions"),
-    not_ended=("few_steps", "unrelated"), scorer=("base_good",), not_finite=("rate_high",), contradictions=("noise", "unrelated"),
-    one_label=("duplicates", "unrelated", "unlike"), duplicates=("overfit", "unlike"), unlike=("overfit", "template")) | dict.fromkeys(
-    "rate_high rate_low few_steps capacity dropout weight_decay nothing_trained".split(), ("unrelated", "noise"))
+    cut=("no_end", "unlike", "contradictions", "duplicates"), contradictions=("noise", "unrelated"),
+    wrong_column=("unrelated", "unlike", "contradictions"), not_ended=("few_steps", "unrelated"),
+    scorer=("base_good",), not_finite=("rate_high",), one_label=("duplicates", "unrelated", "unlike"),
+    duplicates=("overfit", "unlike"), unlike=("overfit", "template"))
+_FOLLOWS |= dict.fromkeys("rate_high rate_low few_steps capacity dropout weight_decay nothing_trained".split(),
+                          ("unrelated", "noise"))
 
 @dataclass(frozen=True)
 class Cause:
@@ -337,27 +339,35 @@ def _find_wrong_answers(measured, pairs):
     both = float(np.mean([share, of_held.mean()]))
     if len(own.disagrees) and .1 <= both <= .45: return [Cause("noise", "possible", both, (text,), fix)]
 
+def _relation(measured:dict, side:str)->float:
+    "By how many standard errors answers of a side are likelier after their own prompts, by the model that sees more"
+    return max((_gain_in_errors(losses.gain) for (_, of), losses in measured.items() if of == side), default=0.)
+
 @_finder
-def _find_unrelated(measured, heart_or_none, arms_or_none, columns_or_none):
-    kinds = [kind for kind, side in measured if side == "train"]
-    train = max(_gain_in_errors(measured[kind, "train"].gain) for kind in kinds)
-    held = max((_gain_in_errors(m.gain) for (_, side), m in measured.items() if side == "eval"), default=0.)
+def _find_wrong_column(measured, columns):
+    train, found = _relation(measured, "train"), []
+    for name, strength in columns.items():
+        if strength < max(4, 2 * train): continue
+        texts = (f"training answers are {train:+.1f} standard errors likelier after their own prompts than after others",
+                 f"the values of {name!r}, which is not read, {strength:+.1f}")
+        sure = "certain" if strength >= max(6, 3 * train) else "likely"
+        found.append(Cause("wrong_column", sure, strength / (strength + 1), texts, edit(fields=(f"answer={name}",))))
+    return found
+
+@_finder
+def _find_unrelated(measured, heart_or_none, arms_or_none):
+    train, held = _relation(measured, "train"), _relation(measured, "eval")
     if train >= 2 or len(measured["base", "train"].gain) < 16: return None
     evidence = [f"training answers are {train:+.1f} standard errors likelier after their own prompts than after others"]
     sure, against = "possible", []
     if held >= 4:
         sure, evidence = "certain", [*evidence, f"held-out answers {held:+.1f}: the model can see such a relation"]
-    elif "tuned" not in kinds: against.append("no trained model was measured")
+    elif ("tuned", "train") not in measured: against.append("no trained model was measured")
     if heart_or_none is not None and heart_or_none.after < .5 * heart_or_none.before:
         evidence.append("the same settings learn 8 rows by heart")
         if sure == "possible" and arms_or_none and max(a.gain for a in arms_or_none.values()) < .1: sure = "likely"
-    found, fix = [], "prompts and answers of {train_file}: do they belong together?"
-    for name, strength in (columns_or_none or {}).items():
-        if strength < 4: continue
-        unread = f"the values of {name!r}, which is not read, {strength:+.1f}"
-        sure_of_it = "certain" if strength >= 6 else "likely"
-        found.append(Cause("wrong_column", sure_of_it, 1., (*evidence[:1], unread), edit(fields=(f"answer={name}",))))
-    return [*found, Cause("unrelated", sure, .8, tuple(evidence), fix, tuple(against))]
+    fix = "prompts and answers of {train_file}: do they belong together?"
+    return [Cause("unrelated", sure, .8, tuple(evidence), fix, tuple(against))]
 
 @_finder
 def _find_memorised(measured, data):
@@ -488,7 +498,7 @@ _MEASURES = (
     ("columns", "whether a column that is not read belongs to the prompts",
      lambda c: c.seconds_of_passes(_count_tokens(c, 4)),
      lambda c: {name: _gain_in_errors(gain) for name, gain in c.relate_columns().items()},
-     lambda c, found: any(f.name == "unrelated" for f in found) and bool(c.data.train.seen.unread),
+     lambda c, found: bool(c.part("data").train.seen.unread) and _relation(c.part("measured"), "train") < 4,
      lambda c: ", ".join(f"{name} {s:+.1f} standard errors" for name, s in c.columns.items()) or "none has values"),
     ("bits", "what storing the base in 4 or 8 bits costs",
      lambda c: c.seconds_of_passes(4096), lambda c: c.bits, lambda c, found: c.cfg.method == "qlora",
