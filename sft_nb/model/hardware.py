@@ -148,6 +148,7 @@ class Device:
     bus:float=25         # GB per second to and from host memory: what PCIe 4 reaches of its 32
     host:float|None=None # GiB of host memory for offloading; in a plan, one process's share; None: unknown
     taken:str=""         # GPU memory used by other programs, in words; empty: none
+    flash:bool=True      # does a CUDA device have FlashAttention?
 
     def holds(self, total:int, waiting:int=0)->bool:
         "Do `total` bytes fit the device, and `waiting` bytes the host, where buffers are rounded up to powers of two?"
@@ -176,7 +177,7 @@ _CARDS = (
     Device("a10-24gb", 22.1, 125, 600),
     Device("a10g-24gb", 22.1, 70, 600),
     Device("l4-24gb", 22.0, 121, 300),
-    Device("t4-16gb", 14.6, 8.1, 320, dtype="float32", bus=12),
+    Device("t4-16gb", 14.6, 8.1, 320, dtype="float32", bus=12, flash=False),
 )
 DEVICES = {card.name: card for card in _CARDS}
 
@@ -303,7 +304,8 @@ def this_device(
     host = _free_gib() / max(1, min(processes, torch.cuda.device_count()))   # an equal share per process
     name = torch.cuda.get_device_name().lower()
     for word in ("nvidia", "geforce", "generation", "blackwell", " "): name = name.replace(word, "")
-    found = dict(gib=gib, dtype=format, host=host, taken=taken)
+    has_flash = torch.cuda.get_device_capability() >= (8, 0)
+    found = dict(gib=gib, dtype=format, host=host, taken=taken, flash=has_flash)
     if known := _listed_device(name, total): return replace(known, **found)
     return Device(name, tflops=_measured_tflops(kind, dtype), gb_per_second=_measured_bandwidth(kind), **found)
 

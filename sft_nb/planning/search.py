@@ -232,7 +232,8 @@ def step(self:Planner,
     batch = batch.per_process(cfg.sequence_parallel_size)
     return footprint(
         replace(cfg, method=way.method), self.tokenizer, batch, whole=self.skeleton_of(way.method),
-        attention=self.kernel, kind=self.device.kind, dtype=self.dtype, checkpointing=way.checkpointing,
+        attention=self.kernel, kind=self.device.kind, flash=self.device.flash, dtype=self.dtype,
+        checkpointing=way.checkpointing,
         keep_attention=way.keep, recompute_parts=way.parts, offloading=way.offloading,
         accumulating=cfg.gradient_accumulation_steps > 1, max_logits_mib=cfg.max_logits_mib, train=train)
 
