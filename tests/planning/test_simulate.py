@@ -198,7 +198,8 @@ def test_attention_without_flash_repeats_keys_and_values(tmp_path, tokenizer, mo
     def activations(): return footprint(cfg, tokenizer, BatchLengths((512, 256), True), flash=False).activations
     repeated = activations()
     monkeypatch.setattr(simulation, "_SIMULATED", {})
-    monkeypatch.setattr("sft_nb.model.attention._cuda_and_flash", lambda device: (device.type == "cpu", True))   # grouped
+    def groups_are_read(device): return device.type == "cpu", True
+    monkeypatch.setattr("sft_nb.model.attention._cuda_and_flash", groups_are_read)
     monkeypatch.setattr("sft_nb.model.attention._flash_can_compute", lambda *args: False)
     heads = (repeated - activations()) / (2 * 768 * 2 * 16 * 2)   # keys and values: tokens, layers, head size, bytes
     assert 6 <= heads <= 8   # instead of 2, which other operations keep too
