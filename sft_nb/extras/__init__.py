@@ -12,7 +12,8 @@ OLDER = {f"sft_nb.{part}.{module}": module for part, modules in {
     "evaluation": "openai_client search", "panels": "html_report losses", "rows": "proposals texts tool_calls",
     "model": "cpu_cross_entropy fsdp kernels own_model sequence_parallel", "tokens": "template_cache",
     "proof": "folder_checks gguf_checks server_checks"}.items() for module in modules.split()} | {
-    "sft_nb.panels.plan": "plan_panel"}
+    "sft_nb.panels.plan": "plan_panel"} | {
+    f"sft_nb.tasks.{name}": f"tasks.{name}" for name in "nli summarize tools translate units".split()}
 
 
 def _load_part(module:str, name:str=""):
@@ -55,6 +56,7 @@ EXTENSIONS = {
     "row_formats": partial(_load_part, "row_formats"),
     "proposals": partial(_load_part, "proposals"),
     "skeletons": partial(_load_part, "template_cache"),
+    "tasks": partial(_load_part, "tasks"),
     "texts": partial(_load_part, "text_findings"),
     "workers": partial(_load_part, "workers"),
 }
