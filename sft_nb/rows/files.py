@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SUFFIXES', 'TEXT_SUFFIXES', 'UNPACK_COMMANDS', 'Source', 'type_with_article', 'normalise_row', 'row_in_memory',
            'row_from_arrow', 'file_suffix', 'read_json_lines', 'refuse_columns', 'read_json_file', 'detect_separator',
-           'read_table', 'read_parquet', 'read_document', 'read_workbook', 'shorten_path', 'wide_encoding',
+           'check_column_names', 'read_table', 'read_parquet', 'read_document', 'shorten_path', 'wide_encoding',
            'unreadable_error', 'file_digest', 'file_source']
 
 # %% ../../nbs/02_rows/07_files.ipynb #2274274c
@@ -16,7 +16,7 @@ from functools import partial
 from itertools import chain, count, islice
 from pathlib import Path
 
-from ..base.extensions import extension
+from ..base.extensions import extension, need_extension
 from ..base.report import command, error_summary, Fix, pluralise, shell_quote, SftError, with_article
 from .messages import is_missing, ROLE_KEYS
 from .readers import detect
@@ -235,7 +235,7 @@ def detect_separator(
     found = {c: share_and_width(c) for c in _SEPARATORS}
     return "," if found[","][0] == 1 else max(_SEPARATORS, key=found.get)   # ties: the first
 
-def _check_names(names:list[str], where:str)->None:
+def check_column_names(names:list[str], where:str)->None:
     "`SftError` if two columns have the same name"
     if len(set(names)) == len(names): return
     raise SftError(where, f"two columns have the same name: {', '.join(names)[:80]}", "names that differ",
@@ -251,7 +251,7 @@ def read_table(path:Path)->Iterator[tuple[int,dict|SftError]]:
             reader = csv.reader(chain(sample, lines), delimiter=detect_separator(sample))
         else: reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
         names = [name.strip() for name in next(reader, ())]
-        _check_names(names, f"{path} line 1")
+        check_column_names(names, f"{path} line 1")
         line, end = 0, reader.line_num   # first line of a record, last line of the previous one
         for cells in reader:
             line, end = end + 1, reader.line_num
@@ -288,46 +288,10 @@ def read_document(path:Path)->Iterator[tuple[int,dict]]:
                        command(f"mv {shell_quote(path)} {shell_quote(new)}"))
     yield 1, dict(text=text)
 
-# %% ../../nbs/02_rows/07_files.ipynb #w0rkb002
-def _cells_of_sheets(path:Path)->dict[str,list[tuple]]:
-    "Sheet -> its rows of cells, for sheets that are not empty; `SftError` without openpyxl, or for a broken file"
-    where, other = str(path), "export the sheet as CSV"
-    try: import openpyxl
-    except ImportError as e:
-        raise SftError(where, "it is an Excel workbook, and openpyxl, which reads it, is not installed", "openpyxl",
-                       command("pip install 'sft_nb[excel]'") | other) from e
-    try:
-        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
-        sheets = {sheet.title: list(sheet.iter_rows(values_only=True)) for sheet in book.worksheets}
-        book.close()
-    except Exception as e:   # a broken archive can raise anything
-        raise SftError(where, f"it cannot be read ({error_summary(e)[:80]})", "an Excel workbook", other) from e
-    return {name: rows for name, rows in sheets.items() if any(cell is not None for row in rows for cell in row)}
-
-def read_workbook(path:Path)->Iterator[tuple[int,dict|SftError]]:
-    "Yield row number and row of an Excel workbook; `SftError` if several sheets have cells"
-    sheets = _cells_of_sheets(path)
-    if len(sheets) != 1:
-        names = f" ({', '.join(sheets)[:60]})" if sheets else ""
-        raise SftError(str(path), f"it has {pluralise(len(sheets), 'sheet')} with cells{names}",
-                       "one sheet with rows", "save the sheet with the rows as a workbook or as CSV")
-    (rows,), names = sheets.values(), None
-    for n, cells in enumerate(rows, 1):
-        cells = [str(cell) if hasattr(cell, "isoformat") else cell for cell in cells]   # dates and times
-        if all(cell is None for cell in cells): continue
-        if names is None:
-            names = [None if cell is None else str(cell).strip() for cell in cells]
-            _check_names([name for name in names if name is not None], f"{path} row {n}")
-            continue
-        row = {name: cell for name, cell in zip(names, cells) if name is not None}
-        if any(cell is not None for name, cell in zip(names, cells) if name is None):
-            row = SftError(f"{path} row {n}", "a cell has no column name above it", "a name for each column",
-                           "write the names of the columns into the first row")
-        yield n, row
-
 # %% ../../nbs/02_rows/07_files.ipynb #9e4e0332
 _READERS = {".jsonl": read_json_lines, ".ndjson": read_json_lines, ".json": read_json_file, ".csv": read_table,
-            ".tsv": read_table, ".xlsx": read_workbook, ".parquet": read_parquet,
+            ".tsv": read_table, ".parquet": read_parquet,
+            ".xlsx": lambda path: need_extension("workbooks", str(path)).read_workbook(path),
             ".txt": read_document, ".md": read_document}
 SUFFIXES, TEXT_SUFFIXES = tuple(_READERS), (".txt", ".md")
 UNPACK_COMMANDS = {".zst": "zstd -d", ".bz2": "bunzip2 -k", ".xz": "unxz -k", ".zip": "unzip", ".tar": "tar xf",
