@@ -72,7 +72,7 @@ def has_states(
     shape,        # the model's config
 )->bool:
     "Does a convolution or a state run through the rows, so that the model needs `cu_seq_lens_q`?"
-    return supports_flattening_collator(shape) and _knows_states(model_class(shape))
+    return supports_flattening(shape) and _knows_states(model_class(shape))
 
 # %% ../../nbs/05_batches/02_layout.ipynb #e5e59d05
 def _requires_flattening(max_tokens:int|None, processes_per_row:int)->bool:
@@ -92,7 +92,7 @@ def should_flatten(
     is_planned:bool=False,   # True: the plan has set `padding_free`
 )->tuple[bool,str]:
     "The decision to flatten the rows of a batch, with the reason; ConfigError if requested but not supported"
-    is_supported = supports_flattening_collator(shape)
+    is_supported = supports_flattening(shape)
     is_required = _requires_flattening(max_tokens_per_batch, sequence_parallel_size)
     obstacle = f"{shape.model_type} has layers or positions that reach across rows"
     if sequence_parallel_size > 1 and has_states(shape):

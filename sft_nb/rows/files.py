@@ -290,8 +290,8 @@ def read_document(path:Path)->Iterator[tuple[int,dict]]:
 
 # %% ../../nbs/02_rows/07_files.ipynb #9e4e0332
 _READERS = {".jsonl": read_json_lines, ".ndjson": read_json_lines, ".json": read_json_file, ".csv": read_table,
-            ".tsv": read_table, ".parquet": read_parquet,
-            ".xlsx": lambda path: need_extension("workbooks", str(path)).read_workbook(path),
+            ".tsv": read_table,
+            ".xlsx": lambda path: need_extension("workbooks", str(path)).read_workbook(path), ".parquet": read_parquet,
             ".txt": read_document, ".md": read_document}
 SUFFIXES, TEXT_SUFFIXES = tuple(_READERS), (".txt", ".md")
 UNPACK_COMMANDS = {".zst": "zstd -d", ".bz2": "bunzip2 -k", ".xz": "unxz -k", ".zip": "unzip", ".tar": "tar xf",
