@@ -6,6 +6,27 @@ from sft_nb.base.progress import Progress as Progress
 from sft_nb.base.report import Fix as Fix
 from typing import Any
 
+def installed(package: str) -> str | None:
+    """The version of a package; None if it is not installed
+    
+    Args:
+        package: its name for pip"""
+
+def environment(device: str='') -> dict[Any, Any]:
+    """Versions, platform, device and git commit
+    
+    Args:
+        device: device name, if known"""
+
+def write_text(file: Path, text: str, *, ours: bool=False) -> None:
+    """Write a file in one piece and without secrets
+    
+    Args:
+        ours: True: contains no free text"""
+
+def write_json(file: Path, data: dict[Any, Any]) -> None:
+    """`write_text` of JSON, whose texts are without secrets"""
+
 ACTIVE: tuple[str, str]
 
 STOPPED_BY: tuple[str, str, str, str, str, str]

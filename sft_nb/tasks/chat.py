@@ -9,7 +9,7 @@ __all__ = ['TASK', 'word_overlap', 'Chat']
 import re
 from collections import Counter
 
-from ..rows.formats import to_messages
+from ..rows.readers import to_messages
 from ..rows.thoughts import answer_of, without_thought
 from .core import no_rows_error, Score
 

@@ -22,7 +22,7 @@ from ..config.load import require_trust, split_task_name
 from ..config.files import registered_task
 from ..rows.thoughts import answer_of, without_thought, without_thoughts
 from ..rows.messages import is_missing
-from ..rows.formats import to_messages
+from ..rows.readers import to_messages
 
 # %% ../../nbs/03_tasks/00_core.ipynb #58377e66
 ANY_FORMAT = ("chat", "classify")   # tasks whose rows may have any format

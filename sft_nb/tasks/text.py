@@ -8,7 +8,7 @@ __all__ = ['TASK', 'Text']
 # %% ../../nbs/03_tasks/06_text.ipynb #txt00003
 from copy import copy
 
-from ..rows.formats import to_messages
+from ..rows.readers import to_messages
 from .chat import Chat
 
 # %% ../../nbs/03_tasks/06_text.ipynb #b9c0ac30

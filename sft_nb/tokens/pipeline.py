@@ -20,7 +20,7 @@ from ..base.report import edit, SftError
 from ..config.load import Config
 from ..rows.messages import is_blank
 from ..rows.readers import detect
-from ..rows.formats import ColumnsError
+from ..rows.readers import ColumnsError
 from ..rows.columns import columns_of_text, find_rejections, is_numeric_label, names_held_out_split
 from ..tasks.core import ANY_FORMAT, Task
 from .template import Template, thought_of

@@ -7,7 +7,7 @@ from hypothesis import given, settings as how, strategies as st
 from shapes import tiny_config
 
 from sft_nb.extras import states
-from sft_nb.batches.collate import DataCollatorFlattening
+from sft_nb.batches.layout import DataCollatorFlattening
 from sft_nb.batches.layout import choose_layout, has_states, model_class, rows_stay_apart, should_flatten
 from sft_nb.extras.states import group_rows, missing_kernels, needs_row_numbers, separate_rows
 from sft_nb.model.attention import choose_attention

@@ -9,7 +9,7 @@ __all__ = ['TASK', 'parse_call', 'read_calls', 'compare_calls', 'message_calls',
 import ast, json, re
 from collections import Counter
 
-from ...rows.formats import to_messages
+from ...rows.readers import to_messages
 from ...rows.thoughts import answer_of
 from ...tasks.core import no_rows_error, Score
 from ...tasks.answers import find_json_objects

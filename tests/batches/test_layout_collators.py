@@ -2,7 +2,7 @@
 import torch
 from hypothesis import HealthCheck, given, settings as how, strategies as st
 
-from sft_nb.batches.collate import DataCollatorFlattening, DataCollatorForCausalLM
+from sft_nb.batches.layout import DataCollatorFlattening, DataCollatorForCausalLM
 
 tokens = st.lists(st.tuples(st.integers(4, 700), st.booleans()), min_size=1, max_size=40)   # id, supervised
 rows = st.lists(tokens, min_size=1, max_size=8).map(
