@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ValueRange', 'search_space', 'Trial', 'next_in_grid', 'next_from_optuna', 'cannot_win', 'loss_curve', 'SharedBase',
-           'Search', 'StopByCurve', 'search']
+           'Search', 'search']
 
 # %% ../../nbs/16_extras/19_search.ipynb #srch0003
 import ast, itertools, json, math, re, shutil
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from transformers import TrainerCallback
 
 from ..base.display import format_change, with_png
 from ..base.files import read_json, write_atomically
@@ -351,20 +350,6 @@ class Search(Ranking):
         return with_png(figure)
 
 # %% ../../nbs/16_extras/19_search.ipynb #srch0022
-class StopByCurve(TrainerCallback):
-    "Ends a training when a rule about its held-out losses says so"
-    def __init__(self,
-        rule,   # [(share of the steps, loss)] -> why to stop; empty: go on
-    ):
-        self.rule, self.curve = rule, []
-        self.reason = ""   # why it ended the training; empty: it did not
-    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
-        if "eval_loss" not in (metrics or {}): return
-        self.curve.append((state.global_step / state.max_steps, metrics["eval_loss"]))
-        if state.global_step == state.max_steps: return
-        self.reason = self.rule(self.curve)
-        if self.reason: control.should_training_stop = True
-
 _OURSELVES = "search"   # in the status of a run that cannot win
 
 def _is_over(run:Run)->bool:
@@ -416,6 +401,7 @@ class _Searcher:
 
     def callback(self):
         "A callback that stops a run that cannot win"
+        from sft_nb.training.recorder import StopByCurve
         finished = [loss_curve(run) for run in self.runs() if run.state == "finished"] if self.stop_early else []
         return StopByCurve(partial(cannot_win, finished=[curve for curve in finished if curve]))
 

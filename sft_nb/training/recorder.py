@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Stop', 'agree_across_ranks', 'StopRequest', 'chooses_best', 'best_folder', 'saves_better_loss',
-           'EarlyStoppingByScore', 'early_stopping', 'peak_memory_gib', 'energy_joules', 'Pace', 'shows_bars',
-           'loss_per_answer', 'Recorder', 'report_progress_to']
+           'EarlyStoppingByScore', 'StopByCurve', 'early_stopping', 'peak_memory_gib', 'energy_joules', 'Pace',
+           'shows_bars', 'loss_per_answer', 'Recorder', 'report_progress_to']
 
 # %% ../../nbs/11_training/02_recorder.ipynb #455f79b0
 import math, resource, sys, time
@@ -153,6 +153,20 @@ def _enough(self:EarlyStoppingByScore)->Stop|None:
     if len(later) < self.patience: return None
     many = pluralise(len(later), "later checkpoint")
     return Stop("score", f"{many} had no better {self.figure} than step {best}")
+
+class StopByCurve(TrainerCallback):
+    "Ends a training when a rule about its held-out losses says so"
+    def __init__(self,
+        rule,   # [(share of the steps, loss)] -> why to stop; empty: go on
+    ):
+        self.rule, self.curve = rule, []
+        self.reason = ""   # why it ended the training; empty: it did not
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+        if "eval_loss" not in (metrics or {}): return
+        self.curve.append((state.global_step / state.max_steps, metrics["eval_loss"]))
+        if state.global_step == state.max_steps: return
+        self.reason = self.rule(self.curve)
+        if self.reason: control.should_training_stop = True
 
 def early_stopping(run:Run)->list[TrainerCallback]:
     "The callbacks that end a training once it stops improving"

@@ -79,6 +79,16 @@ class EarlyStoppingByScore(TrainerCallback):
     def update(self, control: TrainerControl) -> TrainerControl:
         """Read new scores, and stop in all processes alike"""
 
+class StopByCurve(TrainerCallback):
+    """Ends a training when a rule about its held-out losses says so"""
+    rule: Any
+    curve: Any
+    reason: str
+
+    def __init__(self, rule: Any) -> None: ...
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any=None, **kwargs: Any) -> None: ...
+
 def early_stopping(run: Run) -> list[TrainerCallback]:
     """The callbacks that end a training once it stops improving"""
 
