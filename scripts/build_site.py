@@ -5,7 +5,6 @@ imported, so the build needs no torch. Groups and titles are those of `nbs/sideb
 of a page has no number, so `04_tokens/04_encode.ipynb` is `04_tokens/encode.html`.
 """
 import argparse
-import html
 import json
 import os
 import re
@@ -13,16 +12,14 @@ import shutil
 import tempfile
 from configparser import ConfigParser
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 
 import yaml
 
-from signatures import definitions, reference
+from page_cells import code_cell, defined, directives
 
 ROOT = Path(__file__).resolve().parent.parent
-DIRECTIVES = {"export", "exporti", "hide", "default_exp", "code-fold", "echo", "eval", "hide_output"}
-FENCE = "`" * 12
 
 
 @dataclass
@@ -35,6 +32,8 @@ class Page:
     @cached_property
     def name(self)->str: return str(self.source.with_name(re.sub(r"^\d+_", "", self.source.stem)))
     @property
+    def prefix(self)->str: return f"sft_nb.{self.module}" if self.module else PurePosixPath(self.name).name
+    @property
     def title(self)->str: return "".join(self.cells[0]["source"]).split("\n")[0].lstrip("# ")
     @property
     def about(self)->str: return "".join(self.cells[0]["source"]).strip().partition("\n> ")[2]
@@ -44,70 +43,11 @@ class Page:
         return os.path.relpath(target, self.source.parent).replace(os.sep, "/")
 
 
-def directives(cell:dict)->dict[str,str]:
-    "The `#|` lines of a cell: name -> value"
-    found = re.findall(r"^#\|\s*([\w-]+):?[ \t]*(.*)$", "".join(cell["source"]), re.M)
-    if cell["cell_type"] != "code": return {}
-    if unknown := {name for name, _ in found} - DIRECTIVES:
-        raise SystemExit(f"unknown directives {sorted(unknown)}; expected: {sorted(DIRECTIVES)}. "
-                         "Fix: code_cell in scripts/build_site.py")
-    return dict(found)
-
-
-def defined(cell:dict)->list:
-    "The public names of an exported cell, each with its syntax tree"
-    return definitions("".join(cell["source"])) if {"export", "exporti"} & {*directives(cell)} else []
-
-
 def read_page(nbs:Path, path:Path)->Page:
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     module = next((m for c in cells if (m := directives(c).get("default_exp"))), "")
     return Page(PurePosixPath(path.relative_to(nbs).as_posix()), cells, module)
 
-
-# ---- cells
-
-def raw(text:str)->str: return f"{FENCE}{{raw}} html\n{text}\n{FENCE}"
-def fenced(code:str)->str: return f"````python\n{code.strip()}\n````" if code.strip() else ""
-def folded(code:str, title:str)->str:
-    return f"<details class='code'><summary>{title}</summary>\n\n{fenced(code)}\n\n</details>"
-
-
-def show_output(output:dict, before:str, anchors:set[str])->str:
-    "An output in its richest form that needs no kernel"
-    data = {kind: "".join(text) for kind, text in output.get("data", {}).items() if isinstance(text, (str, list))}
-    if "application/vnd.jupyter.widget-view+json" in output.get("data", {}): return ""   # its picture follows
-    if "text/html" in data: return raw(f"<div class='cell-output cell-output-html'>{data['text/html']}</div>")
-    if "image/png" in data:
-        picture = "".join(data["image/png"].split())
-        alt = html.escape(before, quote=True)
-        return raw(f"<div class='cell-output'><img alt=\"{alt}\" src='data:image/png;base64,{picture}'></div>")
-    if "text/markdown" in data:
-        def anchor(m):
-            if m[1] in anchors: return m[0]
-            anchors.add(m[1])
-            return f'| <a class="anchor" id="{m[1]}" href="#{m[1]}"><code>{m[1]}</code></a> |'
-        return re.sub(r"^\| `([a-z]\w*)` \|", anchor, data["text/markdown"], flags=re.M)
-    text = data.get("text/plain") or "".join(output.get("text", ""))
-    text = re.sub(r"\x1b\[[\d;]*m", "", text).rstrip()
-    return raw(f"<div class='cell-output'><pre>{html.escape(text)}</pre></div>") if text else ""
-
-
-def code_cell(cell:dict, level:str, before:str, anchors:set[str])->str:
-    "A cell of code and its outputs, as its directives and its metadata ask"
-    given = directives(cell)
-    if {"hide", "default_exp"} & {*given}: return ""
-    source = re.sub(r"^#\|.*\n?", "", "".join(cell["source"]), flags=re.M)
-    hidden = cell["metadata"].get("jupyter", {}).get("source_hidden")
-    parts = [reference(name, node, "".join(cell["source"]), level) for name, node in defined(cell)]
-    if "export" in given or "exporti" in given: parts.append(folded(source, "Source"))
-    elif hidden or given.get("code-fold") == "true": parts.append(folded(source, "Code"))
-    elif given.get("echo") != "false": parts.append(fenced(source))
-    if "hide_output" not in given: parts += [show_output(o, before, anchors) for o in cell.get("outputs", [])]
-    return "\n\n".join(p for p in parts if p)
-
-
-# ---- pages
 
 class Site:
     "All pages, and how they refer to each other"
@@ -129,7 +69,7 @@ class Site:
             exported = public.get(page.module, "").split()
             for cell in page.cells:
                 for name, _ in defined(cell):
-                    found.setdefault(name, []).append((name in exported, f"{page.name}.html#{name}"))
+                    found.setdefault(name, []).append((name in exported, f"{page.name}.html#{page.prefix}.{name}"))
         best = {name: max(places)[1] for name, places in found.items() if len(places) == 1 or max(places)[0]}
         return best
 
@@ -163,13 +103,13 @@ class Site:
         first = "".join(page.cells[0]["source"]).strip()
         about = page.about.replace("`", "")
         where = f"{self.ini['git_url']}/blob/{self.ini['branch']}/nbs/{page.source}"
-        line = (f"`{self.ini['lib_name']}.{page.module}` · " if page.module else "") + f"[notebook]({where})"
+        line = (f"`{page.prefix}` · " if page.module else "") + f"[notebook]({where})"
         parts = [f"---\nmyst:\n  html_meta:\n    description: {json.dumps(about)}\n---", first,
                  f'<div class="where">\n\n{line}\n\n</div>']
         level, before, anchors = "##", page.title, set()
         for cell in page.cells[1:]:
             if cell["cell_type"] != "markdown":
-                parts.append(code_cell(cell, level, before, anchors))
+                parts.append(code_cell(cell, level, before, page.prefix, anchors, partial(self.linked, page=page)))
                 continue
             text = "".join(cell["source"])
             parts.append(self.linked(text, page))
@@ -252,9 +192,7 @@ def main(args=None)->int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", default=str(ROOT/"_docs"), help="folder of the site")
     options = parser.parse_args(args)
-    if warnings := build(Path(options.out)):
-        print(f"{warnings} warnings: see above; expected: none")
-        return 1
+    if warnings := build(Path(options.out)): raise SystemExit(f"{warnings} warnings: see above; expected: none")
     print(f"{options.out}: the site, with {len(list(Path(options.out).rglob('*.html')))} pages")
     return 0
 

@@ -13,8 +13,8 @@ from conftest import ROOT
 
 sys.path.insert(0, str(ROOT/"scripts"))
 pytest.importorskip("sphinx", reason="the site needs the extra docs")
-from build_site import Site, code_cell   # noqa: E402
-from signatures import definitions, reference   # noqa: E402
+from build_site import Site   # noqa: E402
+from page_cells import code_cell, definitions, reference   # noqa: E402
 
 ATTRIBUTE = r"""\s%s=(?:"([^"]*)"|'([^']*)')"""
 SITE = Site(ROOT/"nbs", ROOT/"settings.ini")
@@ -75,7 +75,7 @@ def test_what_a_reader_would_stumble_over_is_seen(tmp_path, body, fault):
     assert faults(tmp_path) == []
 
 
-MARKUP = r"^```\w*|^\s*\d+\. |<[a-z/][^>]*>|\]\([^)]*\)|\|[-:|]+\|"
+MARKUP = r"^```\w*|^\s*\d+\. |</?(?:details|summary)>|!\[[^\]]*(?=\]\()|\]\((?:[^()]|\([^)]*\))*\)|\|[-:|]+\|"
 
 def letters(text:str)->str: return re.sub(r"[\W_]+", "", text)
 
@@ -90,7 +90,7 @@ def test_no_page_loses_text(site):
         for cell in (c for c in page.cells if c["cell_type"] == "markdown"):
             plain = re.sub(MARKUP, "", "".join(cell["source"]), flags=re.M)
             blocks = [b for b in plain.split("\n\n") if "$" not in b]   # formulas are drawn
-            lost += [f"{page.source}: {b[:80]}" for b in blocks if letters(html.unescape(b)) not in shown]
+            lost += [f"{page.source}: {b[:80]}" for b in blocks if letters(b) not in shown]
     assert lost == []
 
 
@@ -108,10 +108,10 @@ def test_every_setting_and_every_public_name_can_be_linked_to(site):
     import sft_nb
     from sft_nb.config.settings import defaults
     settings = (site/"reference/settings.html").read_text(encoding="utf-8")
-    assert [name for name in defaults() if f'id="{name}"' not in settings] == []
-    assert [name for name in sft_nb.__all__ if name.isidentifier() and name not in SITE.targets] == []
+    assert [name for name in defaults() if f'id="settings.{name}"' not in settings] == []
+    assert [name for name in sft_nb.__all__ if not name.isupper() and name not in SITE.targets] == []
     page = (site/"04_tokens/prepare.html").read_text(encoding="utf-8")
-    assert 'id="prepare"' in page and ">prepare</span><span class=\"p\">(</span>" in page
+    assert 'id="sft_nb.tokens.prepare.prepare"' in page and ">prepare</span><span class=\"p\">(</span>" in page
 
 
 SOURCE = '''
@@ -126,8 +126,8 @@ def cut(self:Rows,
 
 def test_a_signature_has_types_defaults_and_comments():
     (name, node), = definitions(SOURCE)
-    text = reference(name, node, SOURCE, "###")
-    assert name == "Rows.cut" and '<span class="anchor" id="Rows.cut"></span>' in text
+    text = reference(name, node, SOURCE, "###", "a.b")
+    assert name == "Rows.cut" and '<span class="anchor" id="a.b.Rows.cut"></span>' in text
     assert "Rows.cut(ids:list[int], *, most:int=8, **more)->tuple[int, bool]" in text
     rows = ["| parameter | type | default | meaning |", "| `ids` | `list[int]` |  | token ids |",
             r"| `most` | `int` | `8` | tokens \| words |", "| `**more` |  |  |  |",
@@ -143,7 +143,7 @@ def cell(source:str, outputs=(), **metadata)->dict:
 
 def test_a_cell_is_shown_as_its_directives_say():
     def shown(source, outputs=(), **metadata):
-        return code_cell(cell(source, outputs, **metadata), "##", "Two words", set())
+        return code_cell(cell(source, outputs, **metadata), "##", "Two words", "a.b", set())
     said = [dict(output_type="stream", text=["1 < 2\x1b[1m"])]
     assert shown("#| hide\nx = 1") == shown("#| default_exp a.b") == ""
     assert shown("x = 1") == "````python\nx = 1\n````"
@@ -157,7 +157,7 @@ def test_a_cell_is_shown_as_its_directives_say():
     widget = {"application/vnd.jupyter.widget-view+json": dict(model_id="a"), "text/plain": ["Panel()"]}
     assert "Panel" not in shown("panel", [dict(output_type="display_data", data=widget)])
     rows = [dict(output_type="execute_result", data={"text/markdown": ["| `lr` | 1 |\n", "| `lr` | 2 |"]})]
-    assert shown("#| echo: false\nx", rows).count('id="lr"') == 1
+    assert shown("#| echo: false\nx", rows).count('id="a.b.lr"') == 1
     with pytest.raises(SystemExit, match=r"unknown directives \['folded'\].*Fix: code_cell"): shown("#| folded\nx = 1")
 
 

@@ -1,13 +1,32 @@
-"""Public functions and classes of exported cells as Markdown, read from their source: signature, docstring, parameters.
-
-Nothing is imported, so the pages can be made where torch is not installed."""
+"""Cells of a notebook as Markdown: code, outputs, and the public names of exported cells with signature, docstring and
+parameters. All is read from the source and nothing is imported, so pages can be made where torch is not installed."""
 import ast
 import html
 import io
+import re
 import tokenize
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+DIRECTIVES = {"export", "exporti", "hide", "default_exp", "code-fold", "echo", "eval", "hide_output", "slow"}
+FENCE = "`" * 12
 
+
+def directives(cell:dict)->dict[str,str]:
+    "The `#|` lines of a cell: name -> value"
+    found = re.findall(r"^#\|\s*([\w-]+):?[ \t]*(.*)$", "".join(cell["source"]), re.M)
+    if cell["cell_type"] != "code": return {}
+    if unknown := {name for name, _ in found} - DIRECTIVES:
+        raise SystemExit(f"unknown directives {sorted(unknown)}; expected: {sorted(DIRECTIVES)}. "
+                         "Fix: code_cell in scripts/page_cells.py")
+    return dict(found)
+
+
+def defined(cell:dict)->list:
+    "The public names of an exported cell, each with its syntax tree"
+    return definitions("".join(cell["source"])) if {"export", "exporti"} & {*directives(cell)} else []
+
+
+# ---- public names
 
 def text_of(node:ast.AST|None)->str: return ast.unparse(node) if node else ""
 
@@ -67,7 +86,7 @@ def table(head:tuple[str,...], rows:list[tuple[str,...]])->str:
     return "\n".join(f"| {' | '.join(line)} |" for line in ([head[k] for k in used], ["---"] * len(used), *lines))
 
 
-def reference(name:str, node:ast.AST, source:str, level:str)->str:
+def reference(name:str, node:ast.AST, source:str, level:str, prefix:str)->str:
     "Heading, signature, docstring and parameters of a function; for a class its fields and methods too"
     notes, parts = comments(source), []
     if isinstance(node, ast.ClassDef):
@@ -79,5 +98,56 @@ def reference(name:str, node:ast.AST, source:str, level:str)->str:
         calls = [(signature(n.name, n), (ast.get_docstring(n) or "").split("\n")[0]) for n in public]
         parts += [table(("field", "type", "default", "meaning"), fields), table(("method", "what it does"), calls)]
     else: parts.append(table(("parameter", "type", "default", "meaning"), parameters(node, notes)))
-    head = f'<span class="anchor" id="{name}"></span>\n\n{level} `{name}`\n\n```python\n{signature(name, node)}\n```'
-    return "\n\n".join([head, html.escape(ast.get_docstring(node) or "", quote=False), *parts])
+    anchor = f'<span class="anchor" id="{prefix}.{name}"></span>'
+    doc = html.escape(ast.get_docstring(node) or "", quote=False)
+    return "\n\n".join([anchor, f"{level} `{name}`", fenced(signature(name, node)), doc, *parts])
+
+
+# ---- cells
+
+def raw(text:str)->str: return f"{FENCE}{{raw}} html\n{text}\n{FENCE}"
+def fenced(code:str)->str: return f"````python\n{code.strip()}\n````" if code.strip() else ""
+def folded(code:str, title:str)->str:
+    return f"<details class='code'><summary>{title}</summary>\n\n{fenced(code)}\n\n</details>"
+
+
+def show_output(output:dict, before:str, prefix:str, anchors:set[str], link)->str:
+    "An output in its richest form that needs no kernel"
+    data = {kind: "".join(text) for kind, text in output.get("data", {}).items() if isinstance(text, (str, list))}
+    if "application/vnd.jupyter.widget-view+json" in output.get("data", {}): return ""   # its picture follows
+    if "text/html" in data: return raw(f"<div class='cell-output cell-output-html'>{data['text/html']}</div>")
+    if "image/png" in data:
+        picture = "".join(data["image/png"].split())
+        alt = html.escape(before, quote=True)
+        return raw(f"<div class='cell-output'><img alt=\"{alt}\" src='data:image/png;base64,{picture}'></div>")
+    if "text/markdown" in data:
+        def anchor(m):
+            if m[1] in anchors: return m[0]
+            anchors.add(m[1])
+            return f'| <a class="anchor" id="{prefix}.{m[1]}" href="#{prefix}.{m[1]}"><code>{m[1]}</code></a> |'
+        return link(re.sub(r"^\| `([a-z]\w*)` \|", anchor, data["text/markdown"], flags=re.M))
+    text = data.get("text/plain") or "".join(output.get("text", ""))
+    text = re.sub(r"\x1b\[[\d;]*m", "", text).rstrip()
+    return raw(f"<div class='cell-output'><pre>{html.escape(text)}</pre></div>") if text else ""
+
+
+def code_cell(
+    cell:dict,
+    level:str,          # of the headings of public names
+    before:str,         # the sentence before the cell: the text of its pictures
+    prefix:str,         # of the ids of names: unlike those of headings, they have a dot
+    anchors:set[str],   # those that the page has; new ones are added
+    link=str,           # makes links in Markdown
+)->str:
+    "A cell of code and its outputs, as its directives and its metadata ask"
+    given = directives(cell)
+    if {"hide", "default_exp"} & {*given}: return ""
+    source = re.sub(r"^#\|.*\n?", "", "".join(cell["source"]), flags=re.M)
+    hidden = cell["metadata"].get("jupyter", {}).get("source_hidden")
+    parts = [reference(name, node, "".join(cell["source"]), level, prefix) for name, node in defined(cell)]
+    if "export" in given or "exporti" in given: parts.append(folded(source, "Source"))
+    elif hidden or given.get("code-fold") == "true": parts.append(folded(source, "Code"))
+    elif given.get("echo") != "false": parts.append(fenced(source))
+    outputs = [] if "hide_output" in given else cell.get("outputs", [])
+    parts += [show_output(output, before, prefix, anchors, link) for output in outputs]
+    return "\n\n".join(p for p in parts if p)
