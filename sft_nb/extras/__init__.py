@@ -32,6 +32,7 @@ EXTENSIONS = {
     "few_shot": partial(_load_part, "few_shot"),
     "compare": partial(_load_part, "compare", "compare"),
     "near_duplicates": partial(_load_part, "near_duplicates"),
+    "nearest_rows": partial(_load_part, "nearest_rows"),
     "replay": partial(_load_part, "replay", "replay"),
     "card": partial(_load_part, "card"),
     "verify": partial(_load_part, "verify", "verify"),

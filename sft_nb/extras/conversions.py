@@ -119,7 +119,7 @@ def _read_test_split(v, given:FileSettings)->Meaning:
     "eval_file = DATASET:SPLIT, if it evaluates"
     files = given["train_file"] or ()
     if len(files) != 1 or not v: return accepted("eval_file and eval_fraction say which rows are held out")
-    if given.tool and is_off(given.written.get("eval_strategy")):
+    if given.tool and not given.evaluates():
         return accepted("eval_strategy is not set")
     if files[0].endswith(FILE_SUFFIXES):
         return refused("one file has no other split", "eval_fraction: 0.05 in its place, or eval_file: FILE")
@@ -286,7 +286,7 @@ def _read_wandb_project(v, given:FileSettings)->Meaning:
 @conversion
 def axolotl_defaults(given:FileSettings)->dict:
     "An evaluation after each epoch if rows are held out and no key says when; no layers beside named parameters"
-    when = ("eval_strategy", "evaluation_strategy", "evals_per_epoch", "eval_steps")
+    when = ("eval_strategy", "evaluation_strategy", "evals_per_epoch", "eval_steps")   # also off, if it is written
     is_set = any(name in given.written for name in when)
     found = dict(eval_steps="epoch") if given.holds_out() and not is_set else {}
     layers = ("lora_target_modules", "lora_target_linear")
@@ -408,7 +408,7 @@ def swift_defaults(given:FileSettings)->dict:
     rows, processes = given["per_device_train_batch_size"], given["num_processes"]
     if isinstance(rows, int) and isinstance(processes, int) and rows * processes > 1:
         found["gradient_accumulation_steps"] = -(-16 // (rows * processes))
-    is_set = any(name in given.written for name in ("eval_strategy", "eval_steps"))
+    is_set = any(name in given.written for name in ("eval_strategy", "evaluation_strategy", "eval_steps"))
     return found | (dict(eval_steps=given["save_steps"]) if given.holds_out() and not is_set else {})
 
 # %% ../../nbs/16_extras/02_conversions.ipynb #a3c5e2a6

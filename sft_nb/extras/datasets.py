@@ -286,8 +286,7 @@ def _read_mixer(v, given:FileSettings)->Meaning:
             weights.append(float(part))
     if not train: return refused("dataset_splits has none for training", "dataset_splits: [train, test]")
     wanted = dict(train_file=tuple(train))
-    evaluates = not is_off(given.written.get("eval_strategy"))
-    if held_out and evaluates: wanted["eval_file"] = tuple(held_out)
+    if held_out and given.evaluates(): wanted["eval_file"] = tuple(held_out)
     if any(weight != 1 for weight in weights): wanted["train_weights"] = tuple(weights)
     return maps_to(**wanted)
 

@@ -50,6 +50,9 @@ class FileSettings:
     def holds_out(self)->bool:
         "Are any rows held out?"
         return any(self.settings[name] for name in ("eval_file", "eval_fraction", "eval_rows"))
+    def evaluates(self)->bool:
+        "Does `eval_strategy`, under its name of today or of before, ask for evaluations?"
+        return any(not is_off(self.written.get(name)) for name in ("eval_strategy", "evaluation_strategy"))
     def find_file(self, name:str)->Path|None:
         "The file of this name, here or beside the config; None: there is none"
         near = (Path(name), (self.folder or Path())/name)

@@ -104,7 +104,7 @@ def _settings_of_tool(file:dict, tool:dict)->tuple[dict,list[str]]:
         if isinstance(betas, list) and len(betas) == 2: settings |= dict(adam_beta1=betas[0], adam_beta2=betas[1])
     if tool["title"] == "LitGPT" and _nested_value(file, "data.init_args.prompt_style") in (None, "alpaca"):
         settings |= dict(data_format="alpaca_prompt", chat_template="alpaca")
-    split = _nested_value(file, "dataset.split") or _nested_value(file, "data.dataset_split")
+    split = next((v for place in _COMMON["splits_at"] if (v := _nested_value(file, place))), None)
     if split not in (None, "train") and is_hub_dataset(str(settings.get("train_file"))):
         settings["train_file"] = with_split(settings["train_file"], split)
     mixed = _nested_value(file, "dataset_mixer") or _nested_value(file, "dataset_mixer_list")
@@ -119,16 +119,24 @@ def _settings_of_tool(file:dict, tool:dict)->tuple[dict,list[str]]:
             fields[ours] = v[0] if isinstance(v, list) else v
     if len(fields) == 2 and not _nested_value(file, "data.prompt_dict_keys"):
         settings["fields"] = tuple(f"{ours}={v}" for ours, v in fields.items())
-    read |= {*_COMMON["quantised_at"], *_COMMON["layers_at"], "dataset.split", "data.dataset_split"}
+    read |= {*_COMMON["quantised_at"], *_COMMON["layers_at"], *_COMMON["splits_at"]}
     if "chat_template" in settings: read.add("data.init_args.prompt_style")
     if isinstance(settings.get("train_file"), tuple): read |= {"dataset_mixer", "dataset_mixer_list"}
     odd = []
     for place, v in _nested_places(file).items():
         if not _MATTERS.search(place) or _HARMLESS.search(place): continue
         if any(f"{place}.".startswith(f"{one}.") for one in read if one): continue
-        is_usual = v == "train" or str(v).rpartition(".")[2].lower().startswith("adamw")
+        is_usual = v in _COMMON["usual"] or str(v).rpartition(".")[2].lower().startswith("adamw")
         if not is_usual: odd.append(re.sub(r"(mixer)\..*", r"\1", place))
     return settings, [*dict.fromkeys(odd)]
+
+def _other_method(file:dict, keys:set[str], tool:dict)->str:
+    "The method that a key asks for, whatever its value or with that value; empty: supervised fine-tuning"
+    for key, found in tool.get("other_methods", {}).items():
+        if not isinstance(found, dict): found = {".*": found} if key in keys else {}
+        value = str(_nested_value(file, key) or "")
+        if what := next((what for pattern, what in found.items() if re.fullmatch(pattern, value)), ""): return what
+    return ""
 
 TEXT_ONLY = "sft_nb only does supervised fine-tuning on text"
 
@@ -152,7 +160,7 @@ def other_tool_error(
     for tool in _unread_tools():
         title = tool["title"]
         if not any({*group.split("+")} <= keys for group in tool["marks"]): continue
-        if what := next((what for key, what in tool.get("other_methods", {}).items() if key in keys), ""):
+        if what := _other_method(file, keys, tool):
             found, expected = f"this is a config of {title} for {what}", TEXT_ONLY
             return ConfigError(where, found, expected, "train that with the tool that wrote it")
         settings, odd = _settings_of_tool(file, tool)

@@ -68,6 +68,8 @@ def skeleton(
             with our_quantizer(): quantizer = AutoHfQuantizer.from_config(bits, pre_quantized=False)
             quantizer.preprocess_model(model=model, device_map=None)
             setattr(model, "is_loaded_in_8bit" if bits.load_in_8bit else "is_loaded_in_4bit", True)
+            for name, p in model.named_parameters():   # in the dtype of the base, as when loaded
+                if name.endswith("bias"): p.data = p.data.to(kept)
         from peft import get_peft_model
         adapter = lora_config(model, tokenizer, **cfg.values(lora_config))
         adapter.init_lora_weights = True   # other initialisations need values and take the same memory

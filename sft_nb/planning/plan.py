@@ -174,6 +174,14 @@ def _uneven_steps(planner:Planner, c:Candidate)->Finding|None:
     return warn(found, fix, check="rows_in_a_step")
 
 # %% ../../nbs/07_planning/05_plan.ipynb #10adb606
+def _left_out(planner:Planner)->Finding|None:
+    "A warning that names the ways whose step cannot be simulated, so that they were not considered, else None"
+    if not planner.failed: return None
+    error = next(iter(planner.failed.values()))
+    ways = "; ".join(map(str, planner.failed))
+    return warn(f"not considered, as their step cannot be simulated ({type(error).__name__}: "
+                f"{error_summary(error)[:150]}): {ways}", check="ways")
+
 _GIVEN = "as configured"
 DECIDED = tuple("method learning_rate attn_implementation padding_free gradient_checkpointing activation_offloading "
                 "keep_attention recompute_parts max_tokens_per_batch gradient_accumulation_steps".split())
@@ -347,6 +355,7 @@ def plan(
                 processes=processes, reach="" if reach is None else str(reach), model=_describe_model(cfg.model, model))
     found = findings(made, cfg)
     if uneven := _uneven_steps(planner, chosen): found.append(uneven)
+    if unknown := _left_out(planner): found.append(unknown)
     made = replace(made, findings=found)
     if data is not None:
         resolved = with_plan(cfg, made)

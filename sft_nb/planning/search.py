@@ -11,13 +11,14 @@ import math
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import product
+from typing import Callable
 
 import numpy as np
 import torch
 from fastcore.basics import patch
 
 from ..base.display import format_bytes
-from ..base.report import ConfigError, edit
+from ..base.report import ConfigError, edit, SftError
 from ..config.load import Config
 from ..model.settings import AdapterSettings, ModelSettings
 from ..tokens.dataset import Data
@@ -183,6 +184,10 @@ class MemoryStrategy:
     keep:bool=False           # except for their attention
     parts:bool=False          # process long rows in parts in MLPs and norms
     offloading:bool=False     # offload what is kept to host memory
+
+    def __str__(self):
+        on = [f.name for f in fields(self)[1:] if getattr(self, f.name)]
+        return self.method + (" with " + " and ".join(on) if on else "")
 
     @property
     def again(self)->RepeatedWork:
@@ -397,10 +402,21 @@ def with_whole_steps(self:Planner,
     return nearest if self.fits(nearest) else c
 
 # %% ../../nbs/07_planning/03_search.ipynb #6ee7ca26
+@patch
+def simulated(self:Planner,
+    make:Callable,         # makes a `Candidate`
+    way:MemoryStrategy,
+    budget:int,            # tokens in a batch, or most of them
+)->Candidate|None:         # None: its step cannot be simulated; the error is kept in `failed`
+    "The candidate for a way, if its step can be simulated"
+    try: return make(way, budget)
+    except SftError: raise
+    except Exception as e: self.failed[way] = e   # an operation without a fake version
+
 def candidates(
     planner:Planner,
 ):                    # yields each `Candidate`
-    "Candidates in order of preference, computed lazily"
+    "Candidates in order of preference, computed lazily; without those whose step cannot be simulated"
     cfg, lengths, done = planner.cfg, planner.rows.train, set()
     in_a_step = planner.rows_in_a_step / planner.world_size * sum(lengths) / len(lengths)
     limit = int(max(lengths[0], in_a_step))   # most useful tokens of a batch: the rows of an optimiser step
@@ -415,11 +431,12 @@ def candidates(
     for way in sorted(found, key=by_speed):
         if fastest and way.method != found[0].method: return   # 16 bits fit
         if cfg.max_tokens_per_batch != "auto":
-            yield planner.candidate(way, cfg.max_tokens_per_batch)
+            fixed = planner.simulated(planner.candidate, way, cfg.max_tokens_per_batch)
+            if fixed is not None: yield fixed
         elif way.method not in done and planner.highest_rate(way, limit) > fastest:
-            largest = planner.largest_budget(way, limit)
-            yield largest
-            if not planner.fits(largest): continue
+            largest = planner.simulated(planner.largest_budget, way, limit)
+            if largest is not None: yield largest
+            if largest is None or not planner.fits(largest): continue
             fastest = max(fastest, largest.rate)
             if largest.budget < limit: continue
             if not way.checkpointing: return   # no later option can be faster
@@ -436,11 +453,13 @@ def fits(self:Planner, c:Candidate)->bool:
 def choose(
     planner:Planner,
 )->Candidate:
-    "The fastest candidate that fits, or the smallest if none does"
-    seen = planner.seen = []
+    "The fastest candidate that fits, or the smallest if none does; raises the first error if none can be simulated"
+    seen, planner.failed = [], {}
+    planner.seen = seen
     for c in candidates(planner):
         seen.append(c)
         if planner.cfg.max_tokens_per_batch != "auto" and planner.fits(c): return c
+    if not seen: raise next(iter(planner.failed.values()))
     fitting = [c for c in seen if planner.fits(c)]
     if not fitting: return min(seen, key=lambda c: c.total)
     fastest = max(fitting, key=lambda c: c.rate)

@@ -11,6 +11,7 @@ from sft_nb.planning.throughput import RepeatedWork as RepeatedWork
 from sft_nb.planning.throughput import SpeedFacts as SpeedFacts
 from sft_nb.tokens.dataset import Data as Data
 from typing import Any
+from typing import Callable
 
 @dataclass(frozen=True)
 class RowLengths:
@@ -149,6 +150,13 @@ class Planner:
     def with_whole_steps(self, c: Candidate) -> Candidate:
         """The candidate with a smaller budget, if passes of `c.budget` tokens do not add up to the wanted rows"""
 
+    def simulated(self, make: Callable[..., Any], way: MemoryStrategy, budget: int) -> Candidate | None:
+        """The candidate for a way, if its step can be simulated
+        
+        Args:
+            make: makes a `Candidate`
+            budget: tokens in a batch, or most of them"""
+
     def fits(self, c: Candidate) -> bool:
         """Does a candidate fit the device and its host memory? Where 16 bits are chosen, an evaluation too"""
 
@@ -195,7 +203,7 @@ class Candidate:
     def total(self) -> int: ...
 
 def candidates(planner: Planner) -> Any:
-    """Candidates in order of preference, computed lazily"""
+    """Candidates in order of preference, computed lazily; without those whose step cannot be simulated"""
 
 def choose(planner: Planner) -> Candidate:
-    """The fastest candidate that fits, or the smallest if none does"""
+    """The fastest candidate that fits, or the smallest if none does; raises the first error if none can be simulated"""

@@ -10,6 +10,7 @@ import inspect
 import weakref
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -312,17 +313,19 @@ class _PartsBetween(torch.autograd.Function):
                      for (size, dtype), is_needed in zip(ctx.parts, ctx.needs_input_grad[2:])]
         return None, None, *gradients
 
-def checkpoint_first_and_last_parts(forward, x:torch.Tensor, n:int, along:int)->list[torch.Tensor]:
+def checkpoint_first_and_last_parts(
+    forward, inputs:tuple[torch.Tensor,...], n:int, along:int,   # as for `checkpoint_parts`
+)->list[torch.Tensor]:
     "`checkpoint_parts` that computes the first and the last whole part and what is left, and allocates the others"
-    parts = x.split(n, along)
-    if len(parts) < 4: return checkpoint_parts(forward, x, n, along)
-    n_last = 1 if parts[-1].shape == parts[0].shape else 2   # a full part and the remainder
+    parts = list(zip(*(x.split(n, along) for x in inputs)))
+    if len(parts) < 4: return checkpoint_parts(forward, inputs, n, along)
+    n_last = 1 if parts[-1][0].shape == parts[0][0].shape else 2   # a full part and the remainder
     first, between, last = parts[0], parts[1:-n_last], parts[-n_last:]
-    def compute(part): return checkpoint(forward, part, use_reentrant=False)
+    def compute(part): return checkpoint(forward, *part, use_reentrant=False)
     result = compute(first)
     size = list(result.shape)
     size[along] = n * len(between)
-    return [result, _PartsBetween.apply(size, result.dtype, *between), *map(compute, last)]
+    return [result, _PartsBetween.apply(size, result.dtype, *chain(*between)), *map(compute, last)]
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #si1save1
 def _save_memory(model, how:Pass)->None:

@@ -54,7 +54,7 @@ def facts_of(
     return SpeedFacts(
         layers=text.num_hidden_layers,
         linear=sum(map(_weight_numbers, base)) + met,
-        parts=sum(_weight_numbers(m) for m in base if id(m) in inside),
+        parts=sum(_weight_numbers(m) for m in base if id(m) in inside) + met,
         quantised=sum(_weight_numbers(m) for m in base if type(m).__name__ in ("Linear4bit", "Linear8bitLt")) + packed,
         adapter=sum(p.numel() for p in model.parameters() if p.requires_grad) if adapted else 0,
         head=_weight_numbers(inner.get_output_embeddings()),

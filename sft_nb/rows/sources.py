@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NO_ROWS', 'path_words', 'split_of', 'domain_of', 'files_of_domain', 'has_several_splits', 'files_of_split',
            'sort_files', 'validation_sources', 'unused_test_files', 'disk_full_error', 'memory_source', 'open_rows',
-           'hash_to_unit', 'Mixture', 'read_rows']
+           'hash_to_unit', 'row_key', 'row_line', 'Mixture', 'read_rows']
 
 # %% ../../nbs/02_rows/08_sources.ipynb #254f1e3c
 import difflib, hashlib, json, os, pickle, random, re, tempfile
@@ -425,6 +425,16 @@ def hash_to_unit(
     text = _canonical_text(content).encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(text, digest_size=8, salt=seed.to_bytes(8, "big")).digest()
     return int.from_bytes(digest, "big") / 2**64
+
+def row_key(row:dict)->str:
+    "A checksum that equal rows share, also if one was written as JSON and read again"
+    try: text = json.dumps(row, sort_keys=True, default=str)
+    except TypeError: text = repr(row)   # names that are texts and numbers cannot be sorted
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+def row_line(row:dict)->str:
+    "A row as a line of a file"
+    return json.dumps(dict(row), ensure_ascii=False, default=str) + "\n"
 
 _MOST_DOMAINS = 20   # more are documents of a folder
 

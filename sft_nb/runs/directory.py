@@ -680,6 +680,26 @@ def replay(self:Run,
     return need_extension("replay", f"replay {self.name}")(self, step, without=without, learning_rate=learning_rate)
 
 @patch
+def nearest_rows(self:Run,
+    checkpoint:str|None=None,   # adapter, or checkpoint-N; None: the best of the last sweep, else the adapter
+    *, n:int=5,                 # wrong answers
+    most:int=2000,              # training rows to measure, drawn at random if there are more
+)->Any:                         # `NearestRows`
+    "For wrong held-out answers, the training rows nearest in meaning and in gradient; ConfigError if none are held out"
+    near = need_extension("nearest_rows", f"nearest rows of {self.name}")
+    return near.nearest_rows(self, checkpoint, n=n, most=most)
+
+@patch
+def doubtful_rows(self:Run,
+    checkpoint:str|None=None,   # as for `nearest_rows`
+    *, n:int=20,                # rows to list
+    most:int=2000,              # as for `nearest_rows`
+)->Any:                         # `DoubtfulRows`
+    "The training rows that look mislabelled: their answers surprise the model that learned them"
+    near = need_extension("nearest_rows", f"doubtful rows of {self.name}")
+    return near.doubtful_rows(self, checkpoint, n=n, most=most)
+
+@patch
 def _ipython_display_(self:Run)->None:
     "Show a live panel while the run is trained, else its text"
     if not in_notebook() or self.state not in ACTIVE: raise NotImplementedError   # falls back to its text

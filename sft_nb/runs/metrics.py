@@ -34,7 +34,7 @@ def _restore_not_finite(metrics:dict)->dict:
     return {k: float(v) if v in _NOT_FINITE else v for k, v in metrics.items()}
 
 _FIGURES = frozenset("loss eval_loss train_loss grad_norm learning_rate epoch seconds tokens_per_second num_tokens "
-                     "peak_memory_gib mean_token_accuracy".split())   # numbers; a callback may log anything else
+                     "peak_memory_gib gpu_use_percent mean_token_accuracy".split())   # numbers; callbacks log anything
 
 def _is_metrics(parsed)->bool:
     "Has it a step, and numbers where they are read as numbers?"

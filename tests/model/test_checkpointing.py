@@ -8,13 +8,14 @@ import pytest
 import torch
 from learner import small
 from peft import LoraConfig, get_peft_model
-from shapes import SHAPES, model
+from shapes import SHAPES, model, tiny_config
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sft_nb.batches.layout import BatchLengths
 from sft_nb.checks.preflight import same_model
 from sft_nb.config.load import load_config
 from sft_nb.model.finetuning import checkpointing
+from sft_nb.model.adapter import load_model
 from sft_nb.model.attention import announce_documents
 from sft_nb.model.loss import causal_lm
 from sft_nb.model.finetuning.checkpointing import (
@@ -247,6 +248,30 @@ def test_parts_give_the_same_gradients(kind, kept, monkeypatch):
     assert seen[:5] == [13, 13, 13, 13, 12]
     parts.undo()
     assert not any("forward" in vars(part) for part in parts_of(m))
+
+
+@pytest.mark.parametrize("kind, method", [("gpt_oss", "qlora"), ("gpt_oss", "lora"), ("qwen3_moe", "lora")])
+def test_all_experts_of_a_layer_take_a_long_row_in_parts(kind, method, tokenizer, tmp_path, monkeypatch):
+    "With the adapters around them; an MLP that also returns what its router chose stays whole"
+    tiny_config(kind).save_pretrained(tmp_path)
+    cfg = load_config(model=str(tmp_path), tokenizer="tiny", init="random", method=method, dtype="float32",
+                      device="cpu", lora_dropout=0.)
+    m = load_model(cfg, tokenizer).train()
+    for name, p in m.named_parameters():
+        if "lora_B" in name: torch.nn.init.normal_(p, std=.05)
+    def step():
+        m.zero_grad()
+        result = m(IDS % 40 + 3, labels=IDS % 40 + 3, use_cache=False, output_router_logits=True)
+        (result.loss + result.aux_loss).backward()
+        return [result.loss.detach(), *(p.grad.clone() for p in m.parameters() if p.requires_grad)]
+    want, rows = step(), []
+    recompute_layers(m)
+    shorten(monkeypatch)
+    whole = checkpointing.checkpoint
+    monkeypatch.setattr(checkpointing, "checkpoint", lambda f, *x, **k: rows.append(len(x)) or whole(f, *x, **k))
+    recompute_parts(m)
+    assert off(step(), want) < 1e-4 and max(rows) == 3   # a token, its experts and their weights
+    assert not any(type(part).__name__ == "GptOssMLP" for part in parts_of(m))
 
 
 def test_parts_are_for_long_rows_that_are_learned_from(monkeypatch):

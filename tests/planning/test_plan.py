@@ -14,6 +14,7 @@ from sft_nb.model.hardware import DEVICES, find_device, find_hardware
 from sft_nb.planning.memory import skeleton
 from sft_nb.planning.plan import plan, with_plan, without_plan
 from sft_nb.planning.search import _READ_BY_SKELETON, Planner, RowLengths
+from sft_nb.planning.simulate import footprint
 from sft_nb.base.report import ConfigError, SftError, edit
 from sft_nb.runs.directory import create_run, open_run
 from sft_nb.config.settings import SETTINGS
@@ -303,6 +304,31 @@ def test_a_simulation_that_breaks_prints_no_traceback_of_torch(monkeypatch, capl
     with pytest.raises(SftError, match="cannot be simulated"):
         plan(load_config("demo", device="cpu"), lengths=[20, 40])
     assert not caplog.records
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gpt_oss"])
+def test_four_bits_with_biases_are_planned_with_layers_that_are_recomputed(tmp_path, kind):
+    "A base's biases have its dtype, whatever the layers that replace its own begin with"
+    tiny_config(kind).save_pretrained(tmp_path/kind)
+    cfg = load_config("demo", model=str(tmp_path/kind), tokenizer="tiny", init="random", method="qlora",
+                      gradient_checkpointing=True)
+    made = plan(cfg, device="rtx4090-24gb", lengths=[20, 40])
+    assert made.fits and all(f.check != "ways" for f in made.findings)
+
+
+def test_a_way_that_cannot_be_simulated_is_left_out_and_named(monkeypatch):
+    cfg, whole = load_config("demo", method="lora", max_tokens_per_batch=64), footprint
+    def broken(*args, checkpointing, **how):
+        if not checkpointing: raise RuntimeError("no such operation")
+        return whole(*args, checkpointing=checkpointing, **how)
+    monkeypatch.setattr("sft_nb.planning.search.footprint", broken)
+    for more in ({}, dict(max_tokens_per_batch="auto")):
+        made = plan(replace(cfg, eval_steps=None, **more), device="l4-24gb", lengths=[20, 40])
+        warning, = [f for f in made.findings if f.check == "ways"]
+        assert made.fits and made.settings["gradient_checkpointing"] is True
+        assert "(RuntimeError: no such operation): lora" in warning.says and warning.says.endswith(": lora")
+    with pytest.raises(SftError, match="cannot be simulated .RuntimeError: no such operation"):
+        plan(replace(cfg, gradient_checkpointing=False), device="l4-24gb", lengths=[20, 40])
 
 
 @pytest.mark.parametrize("kind", ["mamba", "falcon_mamba"])

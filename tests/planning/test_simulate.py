@@ -144,9 +144,9 @@ def test_parts_between_the_first_and_the_last_need_not_be_computed(
         batch = BatchLengths((tokens,), True)
         step = footprint(cfg, tokenizer, batch, checkpointing=True, recompute_parts=True, **more)
         return [step.activations, step.forward, step.backward]
-    def counted(function, part, **how):
+    def counted(function, part, *more, **how):
         computed.append(part.shape[1])
-        return whole(function, part, **how)
+        return whole(function, part, *more, **how)
     monkeypatch.setattr(simulation, "checkpoint", counted)
     few = simulated()
     last = [16] if tokens == 64 else [16, 14]

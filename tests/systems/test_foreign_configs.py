@@ -690,6 +690,15 @@ OTHER_TOOLS = [   # a file of a tool that is not read, as its documentation has 
      dict(model="u/m", train_file="u/x", method="lora", learning_rate=1e-4)),
     ("OLMo-core", "train_module: {optim: {lr: 1e-4}}\ntrainer: {max_duration: {value: 2}}",
      dict(learning_rate=1e-4, num_train_epochs=2)),
+    ("NeMo", "exp_manager: {name: x}\nmodel: {restore_from_path: m, peft: {peft_scheme: lora, lora_tuning: "
+             "{adapter_dim: 64, alpha: 128}}}", dict(model="m", method="lora", lora_r=64, lora_alpha=128)),
+    ("OpenRLHF", "pretrain: u/m\nmax_len: 99\ninput_key: ask\noutput_key: reply",
+     dict(model="u/m", max_length=99, method="full", fields=("question=ask", "answer=reply"))),
+    ("AutoTrain", "task: llm-sft\nbase_model: u/m\nproject_name: x\n"
+                  "data: {path: u/x, train_split: train_sft, column_mapping: {text_column: messages}}\n"
+                  "params: {block_size: 99, lr: 1e-4, peft: true, quantization: int4, target_modules: all-linear}",
+     dict(model="u/m", train_file="u/x:train_sft", max_length=99, learning_rate=1e-4, method="qlora", lora_r=16,
+          train_on_prompt=True, warmup_steps=.1)),
     ("Unsloth Studio", "model: u/m\ndata: {dataset: u/x}\ntraining: {training_type: lora, batch_size: 2}\n"
                        "lora: {lora_r: 64}",
      dict(model="u/m", train_file="u/x", per_device_train_batch_size=2, lora_r=64, method="lora"))]
@@ -708,6 +717,8 @@ def test_a_file_of_a_tool_that_is_not_read_is_named_in_one_sentence(tmp_path, to
     ("_component_: x\nteacher_model: {_component_: y}", "a config of torchtune for distillation"),
     ("quantizer: {_component_: y}", "a config of torchtune for training for a number format"),
     ("model_name: pythia\ntokenizer_dir: c\ntrain: {max_tokens: 9}", "a config of LitGPT for pretraining"),
+    ("task: llm-orpo\nbase_model: u/m\nproject_name: x\nparams: {lr: 1e-4}", "AutoTrain for preference training"),
+    ("task: token-classification\nbase_model: u/m\nproject_name: x\nparams: {lr: 1e-4}", "for another kind of task"),
     ("data_stages: [{data: {}}]\nparallelism: {dp: 8}", "a config of nanotron for pretraining"),
     ("model: u/m\nmodel_class: llm\npeft_config: {name: freeze, freeze_trainable_layers: 2}",
      "a config of LLaMA-Factory v1 for training some of the layers")])

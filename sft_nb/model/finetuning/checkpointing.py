@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
+from ..experts import is_experts
 from ..precision import forward_of, joined_repairs, Repair, swap_forward
 
 # %% ../../../nbs/06_model/09_finetuning/01_checkpointing.ipynb #3399833e
@@ -244,12 +245,12 @@ def part_length(
 # %% ../../../nbs/06_model/09_finetuning/01_checkpointing.ipynb #21cac809
 def checkpoint_parts(
     forward,          # must process each token independently
-    x:torch.Tensor,
+    inputs:tuple[torch.Tensor,...],
     n:int,            # tokens of a part
     along:int,        # dimension of the tokens
 )->list[torch.Tensor]:
-    "The outputs for the parts of `x`, each recomputed in the backward pass"
-    return [checkpoint(forward, part, use_reentrant=False) for part in x.split(n, along)]
+    "The outputs for the parts of the inputs, each recomputed in the backward pass"
+    return [checkpoint(forward, *part, use_reentrant=False) for part in zip(*(x.split(n, along) for x in inputs))]
 
 # %% ../../../nbs/06_model/09_finetuning/01_checkpointing.ipynb #fa94880b
 def _forward_in_parts(forward, compute_parts, module, x:torch.Tensor, *args, **kwargs)->torch.Tensor:
@@ -257,15 +258,19 @@ def _forward_in_parts(forward, compute_parts, module, x:torch.Tensor, *args, **k
     whole = partial(forward, module)
     tokens = max(x.shape[:-1], default=0)
     n, learns = part_length(tokens), module.training and torch.is_grad_enabled()
-    if args or kwargs or not learns or n >= tokens: return whole(x, *args, **kwargs)
+    by_token = all(x.shape[0] == tokens and len(arg) == tokens for arg in args)   # as the experts of each token
+    if kwargs or not learns or n >= tokens or not by_token: return whole(x, *args, **kwargs)
     along = x.shape.index(tokens)
-    return torch.cat(compute_parts(whole, x, n, along), along)
+    return torch.cat(compute_parts(whole, (x, *args), n, along), along)
 
 # %% ../../../nbs/06_model/09_finetuning/01_checkpointing.ipynb #1995e924
 def parts_of(model)->list:
-    "The modules of a model's layers that process each token independently and hold large activations: MLPs and norms"
+    "Modules that process each token independently and hold large activations: MLPs, all experts of a layer, norms"
     layers = layers_of(model)
-    mlps = [m for layer in layers for m in layer.children() if type(m).__name__.endswith("MLP")]
+    def has_experts(module): return any(map(is_experts, module.modules()))
+    mlps = [m for layer in layers for m in layer.children() if type(m).__name__.endswith("MLP") and not has_experts(m)]
+    mlps += [m for layer in layers for block in layer.modules() for name, m in block.named_children()
+             if name == "experts" and has_experts(m)]   # with the adapters around them
     norms = [m for layer in layers for m in layer.modules() if type(m).__name__.endswith(("RMSNorm", "LayerNorm"))]
     return mlps + norms
 
@@ -274,7 +279,7 @@ def recompute_parts(
     model,                                     # a causal language model, with or without an adapter
     compute_parts:Callable=checkpoint_parts,   # replaced in simulations
 )->Repair:                                     # `.n` is the number of modules
-    "Process long rows in parts in MLPs and norms"
+    "Process long rows in parts in MLPs, experts and norms"
     parts = parts_of(model)
     repairs = [swap_forward([m], partial(_forward_in_parts, forward_of(m), compute_parts), "in parts") for m in parts]
     return joined_repairs(repairs, "in parts", "modules")
@@ -285,7 +290,7 @@ def save_memory(
     *, gradient_checkpointing:bool,   # recompute layers in the backward pass
     keep_attention:bool,              # except for their attention
     activation_offloading:bool,       # keep their inputs in host memory
-    in_parts:bool,                    # process long rows in parts in MLPs and norms
+    in_parts:bool,                    # process long rows in parts in MLPs, experts and norms
 )->list[Repair]:  # the changes made to its modules
     "Set up recomputation and offloading of activations as the config of a training asks"
     waiting = OnHost if activation_offloading else OnDevice
