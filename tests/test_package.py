@@ -77,7 +77,7 @@ def test_the_package_index_gets_whole_addresses(wheel):
     assert pictures and all(u.startswith("https://raw.githubusercontent.com/") for u in pictures)
     extras = set(re.findall(r"^Provides-Extra: (.+)$", metadata, re.M))
     assert extras == {"lab", "track", "deepspeed", "flash", "fast", "hybrid", "prove", "smollm2", "excel",
-                      "search", "all", "dev"}
+                      "search", "all", "dev", "docs"}
 
 
 def test_the_package_index_is_told_who_may_use_it_where(wheel):
