@@ -5,7 +5,7 @@ import { make } from "./controls.js";
 // Told apart without red against green (Okabe and Ito)
 const COLOURS = { light: ["#0060a8", "#c04a00", "#00795a", "#a3447d", "#8a6300", "#2f6f9f"],
   dark: ["#56b4e9", "#ff9a4d", "#2dc79a", "#e59ac6", "#e6b422", "#a9d6f5"] };
-const GREEN = 2;   // of supervised tokens, here as in the text
+const NAMED = { supervised: "#2da44e", "all tokens": "#8c959f" };   // as in the text, in both themes
 
 const WHOLE = [...Array(9).keys()].flatMap((n) => [1, 2, 5].map((k) => k * 10 ** n));   // steps, batches, tokens
 
@@ -57,7 +57,7 @@ export function chart(session, first) {
     onblur: () => { tells.removeAttribute("aria-live"); u?.setCursor({ left: -10, top: -10 }); } }, title, plot, tells);
   let u = null, block = first, columns = null, shape = "";
   const theme = () => session.root.dataset.theme ?? "light";
-  const colour = (k) => COLOURS[theme()][block.series[k]?.name === "supervised" ? GREEN : k % 6];
+  const colour = (k) => NAMED[block.series[k]?.name] ?? COLOURS[theme()][(block.series[k]?.colour ?? k) % 6];
   const ink = () => getComputedStyle(node).color;
   const show = (v) => block.percent ? percent(v) : format(v);
 
@@ -65,7 +65,7 @@ export function chart(session, first) {
     const at = nearest(s.values, k);
     if (at === null) return null;
     const point = s.points.find((p) => p[0] === columns[0][at]);
-    const interval = point && point.length > 2 ? ` (95%: ${show(point[2])} to ${show(point[3])})` : "";
+    const interval = s.look === "interval" ? ` (95%: ${show(point[2])} to ${show(point[3])})` : "";
     const where = at === k ? "" : ` at ${format(columns[0][at])}`;
     return make("span", {}, make("i", { style: `background:${s.ink}` }), `${s.label} ${show(s.values[at])}${interval}${where}`);
   };
@@ -77,7 +77,9 @@ export function chart(session, first) {
     const k = under ?? (here >= 0 ? here : columns[0].length - 1);
     if (k < 0) return tells.replaceChildren("no values yet");
     const marks = (block.marks ?? []).filter((m) => under != null && m.x === columns[0][k]);
-    const place = make("span", {}, `${under == null && here < 0 && !block.lines ? "last: " : ""}${block.x ?? "step"} ${format(columns[0][k])}`);
+    const [, , from, to] = block.series[0]?.look === "bars" ? block.series[0].points[k] : [];   // a bar of several values
+    const where = from === undefined || from === to ? format(from ?? columns[0][k]) : `${format(from)} to ${format(to)}`;
+    const place = make("span", {}, `${under == null && here < 0 && !block.lines ? "last: " : ""}${block.x ?? "step"} ${where}`);
     const parts = block.shown.map((s) => value_text(s, k)).filter(Boolean);
     const lines = (block.lines ?? []).map((line, n) => make("span", {},
       make("i", { class: "sft-dashed", style: `border-color:${colour(block.series.length + n)}` }), `${line.name} ${show(line.value)}` +
@@ -160,6 +162,7 @@ export function chart(session, first) {
       font: "11px system-ui, sans-serif" };
     const bars = block.series.some((s) => s.look === "bars");
     const xs = columns[0], spread = xs.length > 1 ? xs[xs.length - 1] - xs[0] : 1;
+    const end = bars && block.log_x ? (xs.length > 1 ? Math.sqrt(xs[1] / xs[0]) : 2) : 1;   // of a bar, on a log axis
     const sides = bars ? (xs.length > 1 ? (xs[1] - xs[0]) / 2 : .5) : plain ? spread * .06 : 0;
     let pressed = null;
     u = new uPlot({
@@ -168,14 +171,14 @@ export function chart(session, first) {
       cursor: { sync: block.sync ? { key: block.sync, setSeries: false, scales: ["x", null] } : undefined,
         y: false, drag: { x: true, y: false, setScale: !block.drag }, points: { size: 7 } },
       scales: {
-        x: { time: false, range: sides ? (u, low, high) => [low - sides, high + sides]
+        x: { time: false, distr: block.log_x ? 3 : 1, range: end > 1 ? (u, low, high) => [low / end, high * end] : sides ? (u, low, high) => [low - sides, high + sides]
           : (u, low, high) => low === high ? [low - 1, high + 1] : [low, high] },
         y: { distr: log ? 3 : 1, range: log ? undefined : plain ? range
           : bars ? (u, low, high) => [0, high * 1.05 || 1] : undefined } },
-      axes: [{ ...axis, size: 26, incrs: WHOLE, splits: plain && xs.length <= 12 ? () => xs : undefined, values: (u, ticks) => ticks.map((v) => Number.isInteger(v) ? format(v) : "") },
+      axes: [{ ...axis, size: 26, incrs: block.log_x ? undefined : WHOLE, splits: plain && xs.length <= 12 ? () => xs : undefined, values: (u, ticks) => ticks.map((v) => Number.isInteger(v) ? format(v) : "") },
         { ...axis, size: 52, space: (block.height ?? 170) < 120 ? 18 : 30, values: (u, ticks) => ticks.map((v) => v === null || (block.percent && v > 1) ? "" : show(v)) }],
       series: [{}, ...block.shown.map((s) => ({
-        label: s.label, scale: "y", stroke: s.ink, width: s.faint ? 1 : 1.8, spanGaps: true, dash: s.dash,
+        label: s.label, scale: "y", stroke: s.ink, width: s.faint ? 1 : 1.8, spanGaps: true, dash: s.dashed ? [6, 4] : undefined,
         points: s.look === "bars" ? { show: false } : { show: s.look === "interval" || s.points.length < 25, size: s.look === "interval" ? 8 : 5, fill: s.ink },
         fill: s.look === "bars" ? s.ink : undefined,
         paths: s.look === "bars" ? uPlot.paths.bars({ size: [.9, 60], align: 0 }) : undefined }))],
@@ -226,7 +229,7 @@ export function chart(session, first) {
       if (smooth) block.shown.push({ ...s, label: `${s.name}, smoothed (EMA ${block.smooth})`, values: smoothed(values, block.smooth), ink: colour(k), look: "line" });
     });
     const data = [columns[0], ...block.shown.map((s) => s.values)];
-    const now = JSON.stringify([block.log, block.shown.map((s) => [s.label, s.ink, s.points.length < 25]), theme(), block.drag, block.sync]);
+    const now = JSON.stringify([block.log, block.shown.map((s) => [s.label, s.ink, s.points.length < 25]), theme(), block.drag, block.log_x, block.sync]);
     columns = data;
     if (u && now === shape) {
       const x = u.scales.x, old = u.data[0], zoomed = old.length && (x.min > old[0] || x.max < old[old.length - 1]);

@@ -11,6 +11,19 @@ export function make(tag, attributes = {}, ...children) {
   return node;
 }
 
+// What the token under the mouse, or under a finger, says about itself; below the box with the tokens, always in one place
+export function tokenLine(box) {
+  const node = make("div", { class: "sft-token" });
+  const tell = (event) => {
+    const token = event.target.closest("bdi[title]");
+    if (token) node.textContent = `${token.textContent}  ${token.title}`;
+  };
+  for (const kind of ["mouseover", "click"]) box.addEventListener(kind, tell);
+  node.reset = () => { node.textContent = "Point at a token to read about it here."; };
+  node.reset();
+  return node;
+}
+
 const stop = (event) => event.stopPropagation();   // a notebook has shortcuts of its own
 
 function labelled(c, input) {
@@ -173,27 +186,29 @@ export function row(session) {
 }
 
 export function html(session) {
-  const node = make("div", { class: "sft-html" });
+  const box = make("div", { class: "sft-html" }), line = tokenLine(box), node = make("div", {}, box, line);
   const update = (block) => {
-    const opened = new Map([...node.querySelectorAll("details")].map((d) => [d.firstElementChild?.textContent, d.open]));
-    node.innerHTML = block.html;
-    for (const d of node.querySelectorAll("details")) {
+    const opened = new Map([...box.querySelectorAll("details")].map((d) => [d.firstElementChild?.textContent, d.open]));
+    box.innerHTML = block.html;
+    for (const d of box.querySelectorAll("details")) {
       const before = opened.get(d.firstElementChild?.textContent);
       if (before !== undefined) d.open = before;
     }
     node.hidden = !block.html;
-    node.classList.toggle("sft-boxed", block.boxed === true);
+    line.hidden = !block.html.includes("<bdi title");
+    line.reset();
+    box.classList.toggle("sft-boxed", block.boxed === true);
     if (!block.boxed) return;
-    node.tabIndex = 0;   // so that the keyboard scrolls it
-    node.setAttribute("role", "region");
-    node.setAttribute("aria-label", block.title ?? "details");
+    box.tabIndex = 0;   // so that the keyboard scrolls it
+    box.setAttribute("role", "region");
+    box.setAttribute("aria-label", block.title ?? "details");
   };
   return { node, update };
 }
 
 // Groups of blocks beside each other, or below each other where there is no room
-export function columns(session, block) {
-  const node = make("div", { class: `sft-columns ${block.look ?? ""}` });
+export function columns(session) {
+  const node = make("div", { class: "sft-columns" });
   const groups = [];
   const update = (block) => {
     block.groups.forEach((blocks, k) => {

@@ -1,16 +1,9 @@
 // Documents token by token, in pieces that are asked for as they come into view
-import { make } from "./controls.js";
+import { make, tokenLine } from "./controls.js";
 
 export function tokens(session, first) {
   const box = make("div", { class: "sft-tokens", tabindex: "0", role: "region", "aria-label": "tokens" });
-  const hint = "Point at a token for its id, its position and its loss.";
-  const about = make("div", { class: "sft-token" }, hint);
-  const tell = (event) => {
-    const token = event.target.closest("bdi[title]");
-    if (token) about.textContent = `${token.textContent}  ${token.title}`;
-  };
-  for (const kind of ["mouseover", "click"]) box.addEventListener(kind, tell);   // a finger can only press
-  const node = make("div", {}, box, about);
+  const line = tokenLine(box), node = make("div", {}, box, line);
   let block = first, rev = null, pieces = [], wanted = new Set(), frame = 0;
 
   const fill = (piece, html) => {
@@ -54,7 +47,7 @@ export function tokens(session, first) {
     for (const [k, html] of block.first) fill(pieces[k], html);
     for (const piece of pieces) if ("empty" in piece.dataset) seen.observe(piece);
     box.scrollTop = 0;
-    about.textContent = hint;
+    line.reset();
   };
   return { node, update, destroy: () => { seen.disconnect(); session.lists.delete(block.key); } };
 }

@@ -76,10 +76,10 @@ def _evaluation_options(options)->dict:
     return how
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #0b26ea86
-def _check_target_exists(what:str, options, checkpoint:str="adapter")->None:
-    "ConfigError if there is no such run or model, before torch is loaded"
+def _check_target_exists(what:str, options, checkpoint:str="adapter"):
+    "The target; ConfigError if there is no such run or model, before torch is loaded"
     from sft_nb.runs.locate import find_target
-    find_target(what, checkpoint=checkpoint, trust_remote_code=options.trust_remote_code)
+    return find_target(what, checkpoint=checkpoint, trust_remote_code=options.trust_remote_code)
 
 def _check_run_exists(options, *checkpoints:str)->None:
     "ConfigError if there is no such run, or a named checkpoint of it, before torch is loaded"
@@ -99,16 +99,22 @@ def _with_target(command_name:str, options:SimpleNamespace)->SimpleNamespace:
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #c7641e12
 _EVALUATE = dict(run=_WHAT_OR_PATH, checkpoint=_CHECKPOINT, examples=_EXAMPLES, **_ASKS) | _GENERAL | dict(
-    general=Option(bool, False, "also measure forgetting on general texts"))
+    general=Option(bool, False, "also measure forgetting on general texts"),
+    nearest=Option(int, 0, "wrong answers for which to list the nearest training rows; measuring them takes a while"))
 
 def evaluate_command(args:list[str])->int:
     "Score base and tuned model of a run on held-out rows"
     options = _with_target("evaluate", parse_own("evaluate", args, _EVALUATE, summary=evaluate_command.__doc__))
-    _check_target_exists(options.run, options, options.checkpoint)
+    target = _check_target_exists(options.run, options, options.checkpoint)
+    if options.nearest and target.run is None:
+        raise ConfigError("--nearest", f"{options.run} is not a run", "a run, whose training rows are known",
+                          edit(nearest=0))
     from sft_nb.evaluation.evaluate import evaluate
-    e = evaluate(options.run, checkpoint=options.checkpoint, **_evaluation_options(options))
-    if options.json: _print_json(e.to_dict())
+    e, near = evaluate(options.run, checkpoint=options.checkpoint, **_evaluation_options(options)), None
+    if options.nearest: near = target.run.nearest_rows(target.checkpoint, n=options.nearest)
+    if options.json: _print_json(e.to_dict() | ({} if near is None else dict(nearest_rows=near.to_dict())))
     else: _print_scores(e, options.examples)
+    if near is not None and not options.json: _print_report(f"\n{near}")
     return 0
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0swe01

@@ -66,6 +66,8 @@ class Config:
     'True: keep only the first of rows with the same tokens'
     drop_near_duplicates: float | None = ...
     'keep only the first of training rows that share this much of their words, as 0.8; None: keep all'
+    drop_rows: str | None = ...
+    'leave out the rows that equal one in this file, as DataPanel and LossPanel mark them; None: none'
     template_skeletons: bool = ...
     'False: run the chat template for every row; slower, the same tokens'
     on_bad_row: Literal['error', 'drop'] = ...
@@ -331,6 +333,8 @@ class Settings(TypedDict, total=False):
     'True: keep only the first of rows with the same tokens'
     drop_near_duplicates: float | None
     'keep only the first of training rows that share this much of their words, as 0.8; None: keep all'
+    drop_rows: str | None
+    'leave out the rows that equal one in this file, as DataPanel and LossPanel mark them; None: none'
     template_skeletons: bool
     'False: run the chat template for every row; slower, the same tokens'
     on_bad_row: Literal['error', 'drop']

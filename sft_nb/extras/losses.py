@@ -7,7 +7,6 @@ __all__ = ['RANKS', 'Cost', 'token_costs', 'RowCost', 'LossState', 'LossPanel']
 
 # %% ../../nbs/16_extras/06_losses.ipynb #los0imp1
 import json
-from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,13 +18,14 @@ from ..base.escape import escape_html
 from ..base.files import write_atomically
 from ..base.report import ConfigError, pluralise
 from ..tokens.dataset import Split
-from ..tokens.display import spans_html, Token, tokens_of, TOKENS_STYLE, visible_html
+from ..tokens.display import loss_scale_html, spans_html, tokens_of
 from ..batches.layout import eval_mode
 from ..model.loss import Head, head_of, supervised_logits
 from ..runs.directory import open_run, Run
 from ..evaluation.sweep import CheckpointSwapper
 from ..panels.panel import Button, Choice, columns, Control, controls_row, html_block, Panel, Table, table_html
 from ..panels.batches import bench_of
+from ..panels.rows import MARKED_ROWS, Marks
 
 # %% ../../nbs/16_extras/06_losses.ipynb #los0tok1
 class Cost(NamedTuple):
@@ -81,6 +81,8 @@ class LossState:
             expected = "train, or eval where rows are held out"
             raise ConfigError("LossPanel", f"there are no {split} rows", expected, 'split="train"')
         self.n:int = min(n, len(side.tokens))
+        self.marks = Marks(self.run.path.parent/MARKED_ROWS)
+        self.marked:set[int|str] = self.marks.places_in(side)   # numbers and places of the marked rows
         self.rank:str = RANKS[0]
         self.chosen, self.shows = 0, "tuned"
         self.costs:dict[str,list[Cost]] = {}   # base, adapter, checkpoint-N -> costs of each row
@@ -160,23 +162,6 @@ def export(self:LossState,
     return write_atomically(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 # %% ../../nbs/16_extras/06_losses.ipynb #b853b89d
-def _tint(value:float)->str:
-    "The background of a loss, or of a gain; text stays readable on the deepest, in light and dark themes"
-    return f"background:rgba({'207,34,46' if value > 0 else '46,160,67'},{min(.6, abs(value) / 3 * .6):.2f})"
-
-def _scale_html(gain:bool)->str:
-    "The tints of some losses, or gains, with their numbers"
-    values = (-3, -1, -.3, 0, .3, 1, 3) if gain else (0, .3, 1, 2, 3)
-    shown = [f"<span style='{_tint(v)};padding:0 7px'>{'≥ ' * (v == 3)}{'≤ ' * (v == -3)}{v:g}</span>" for v in values]
-    return f"{''.join(shown)} nats"
-
-def _loss_html(token:Token, value:float, tells:str, gain:bool=False)->str:
-    "One supervised token: red for a loss of `value` nats, green below 0; a gain is also underlined"
-    end, style = "<br>" * ("\n" in token.text), _tint(value)
-    if gain and abs(value) > .1: style += ";text-decoration:underline " + ("wavy" if value > 0 else "solid")
-    return f"<bdi title='{escape_html(tells)}' style='{style}'>{visible_html(token.text)}</bdi>{end}"
-
-# %% ../../nbs/16_extras/06_losses.ipynb #06c7b04f
 @patch
 def _tokens(self:LossState, r:RowCost)->str:
     "The tokens of a row, coloured by their loss"
@@ -184,21 +169,24 @@ def _tokens(self:LossState, r:RowCost)->str:
     tokens = tokens_of(x["input_ids"], x["labels"], self.workbench.data.tokenizer)
     base, tuned = (self.costs[name][r.example].loss for name in ("base", self.checkpoint))
     shown = dict(base=base, tuned=tuned, gain=tuned - base)[self.shows]
-    parts = []
-    for supervised, run in groupby(enumerate(tokens), key=lambda t: not np.isnan(shown[t[0]])):
-        if not supervised:
-            parts.append(spans_html([t for _, t in run], fold=120))
-            continue
-        tells, gain = "base {:.2f}, tuned {:.2f}", self.shows == "gain"
-        tokens_html = "".join(_loss_html(t, shown[k], tells.format(base[k], tuned[k]), gain) for k, t in run)
-        parts.append(f"<div dir='ltr' style='{TOKENS_STYLE}'>{tokens_html}</div>")
-    return "".join(parts)
+    for k in np.flatnonzero(~np.isnan(shown)):
+        note = f"loss: base {base[k]:.2f}, tuned {tuned[k]:.2f}"
+        tokens[k] = tokens[k]._replace(loss=float(shown[k]), note=note)
+    return spans_html(tokens, fold=120)
+
+# %% ../../nbs/16_extras/06_losses.ipynb #06c7b04f
+@patch
+def mark(self:LossState)->None:
+    "Mark the label of the chosen row as wrong, or remove the mark"
+    self.marks.toggle([self.side.row(self.ranked()[self.chosen].example)[1]])
+    self.marked = self.marks.places_in(self.side)
 
 # %% ../../nbs/16_extras/06_losses.ipynb #los0htm3
 @patch
 def cells(self:LossState, rows:list[RowCost])->list[list]:
     "Rows of a table: nats per supervised token, and the doubt"
-    return [[r.row, *(f"{x:.3f}" for x in (r.base, r.tuned, r.gain, r.doubt))] for r in rows]
+    names = [f"{'✗ ' * (r.row in self.marked)}{r.row}" for r in rows]
+    return [[name, *(f"{x:.3f}" for x in (r.base, r.tuned, r.gain, r.doubt))] for name, r in zip(names, rows)]
 
 @patch
 def summary(self:LossState)->str:
@@ -214,9 +202,8 @@ def row_html(self:LossState)->str:
     chosen = self.ranked()[self.chosen]
     where = self.side.row(chosen.example)[0]
     title = f"<div style='margin-top:6px'><b>{escape_html(where)}</b>, the loss of each token: {self.shows}</div>"
-    text = "; below 0 the loss has fallen" if self.shows == "gain" else ""
-    scale = f"{_scale_html(self.shows == 'gain')}{text}; hover over a token for both losses"
-    return f"{title}<div style='font-size:85%;margin:4px 0'>{scale}</div>{self._tokens(chosen)}"
+    scale = loss_scale_html(change=self.shows == "gain")
+    return f"{title}<div style='margin:4px 0'>{scale}</div>{self._tokens(chosen)}"
 
 @patch
 def html(self:LossState)->str:
@@ -225,7 +212,7 @@ def html(self:LossState)->str:
     first = max(0, min(self.chosen - 4, len(ranked) - 10))
     head = ["row", "base", "tuned", "gain", "doubt"]
     table = table_html(self.cells(ranked[first:first + 10]), head=head, marked=self.chosen - first)
-    return f"<div>{escape_html(self.summary())}</div>{table}{self.row_html()}"
+    return f"<div>{escape_html(self.summary())}</div>{table}{self.row_html()}{self.marks.html()}"
 
 # %% ../../nbs/16_extras/06_losses.ipynb #639d6457
 @patch
@@ -251,7 +238,7 @@ class LossPanel(Panel):
         self.rank = Choice("sort by", options=[*RANKS], value=state.rank, as_chips=True)
         self.shows = Choice("loss of each token", options=["tuned", "base", "gain"], value=state.shows, as_chips=True)
         self.checkpoint = Choice("checkpoint", options=state.names, value=state.checkpoint)
-        self.export = Button("export the ranking", title="as JSON lines, in the run")
+        self.mark = Button("this label is wrong", title="for drop_rows of a later run; again: remove the mark")
         self.note = ""
         self.sorts = Control()
         numbers = [dict(name=name, number=True) for name in ("base", "tuned", "gain", "doubt")]
@@ -265,11 +252,13 @@ class LossPanel(Panel):
     def blocks(self)->list[dict]:
         "Ranks, the list, and the row in view"
         state = self.state
-        self.table.fill(state.n, f"{state.checkpoint} {state.rank}", state.chosen)
+        self.table.fill(state.n, f"{state.checkpoint} {state.rank} {sorted(map(str, state.marked))}", state.chosen)
         self.sorts.set_trait("value", [next(k for k, rank in _SORTED_BY.items() if rank == state.rank), True])
-        row_in_view = [controls_row(self.shows), html_block(state.row_html(), boxed=True, title="row in view")]
-        return [controls_row(self.checkpoint, self.rank, self.export), html_block(self.note),
-                html_block(f"<div>{escape_html(state.summary())}</div>"), columns([self.table], row_in_view)]
+        tokens = html_block(state.row_html(), boxed=True, title="row in view")
+        row_in_view = [controls_row(self.shows, self.mark), tokens]
+        return [controls_row(self.checkpoint, self.rank), html_block(self.note),
+                html_block(f"<div>{escape_html(state.summary())}</div>"), columns([self.table], row_in_view),
+                html_block(state.marks.html())]
 
 # %% ../../nbs/16_extras/06_losses.ipynb #cbe77953
 @patch
@@ -279,7 +268,7 @@ def _bind(self:LossPanel)->None:
         getattr(self, name).observe(lambda change, name=name: self.show(**{name: change["new"]}), "value")
     self.table.observe(lambda change: self._choose_row(change["new"]), "value")
     self.sorts.observe(lambda change: self._sort_rows(change["new"]), "value")
-    self.export.on_click(lambda _: self._export())
+    self.mark.on_click(lambda _: self._mark())
 
 @patch
 def show(self:LossPanel, **where)->None:
@@ -306,6 +295,6 @@ def _sort_rows(self:LossPanel, order:list|None)->None:
     elif rank is None: self.draw()
 
 @patch
-def _export(self:LossPanel)->None:
-    self.note = f"<div>the ranking is in {escape_html(self.state.export())}</div>"
-    self.draw()
+def _mark(self:LossPanel)->None:
+    self.state.mark()
+    self.show()

@@ -7,6 +7,7 @@ from sft_nb.panels.panel import Choice as Choice
 from sft_nb.panels.panel import Control as Control
 from sft_nb.panels.panel import Panel as Panel
 from sft_nb.panels.panel import Table as Table
+from sft_nb.panels.rows import Marks as Marks
 from sft_nb.runs.directory import Run as Run
 from sft_nb.tokens.dataset import Split as Split
 from sft_nb.workbench import Workbench as Workbench
@@ -44,6 +45,8 @@ class LossState:
     split: str
     workbench: Workbench
     n: int
+    marks: Marks
+    marked: set[int | str]
     rank: str
     chosen: int
     shows: str
@@ -78,6 +81,9 @@ class LossState:
         Args:
             file: None: eval/losses-CHECKPOINT.jsonl in the run"""
 
+    def mark(self) -> None:
+        """Mark the label of the chosen row as wrong, or remove the mark"""
+
     def cells(self, rows: list[RowCost]) -> list[list[Any]]:
         """Rows of a table: nats per supervised token, and the doubt"""
 
@@ -99,7 +105,7 @@ class LossPanel(Panel):
     rank: Choice
     shows: Choice
     checkpoint: Choice
-    export: Button
+    mark: Button
     note: str
     sorts: Control
     table: Table

@@ -19,9 +19,9 @@ import torch.nn.functional as F
 import transformers   # parts are imported on use: masks and attentions load torch's compiler
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, is_flash_attn_4_available
 
+from ..base.extensions import extension
 from ..base.report import ConfigError, SftError, edit, error_summary
 from ..batches.layout import model_class, supports_flattening, text_config
-from ..batches.states import separate_rows
 
 # %% ../../nbs/06_model/03_attention.ipynb #5e1b42b0
 class Documents(NamedTuple):
@@ -514,7 +514,7 @@ def choose_attention(
     "The attention to load a model with; ConfigError for one that is not there"
     kind, name = model_class(shape), shape.model_type
     register_varlen()
-    separate_rows(kind)
+    if states := extension("states"): states.separate_rows(kind)
     tried = "" if wanted not in ("auto", "varlen") else try_attention(device, dtype, shape)
     if wanted != "auto": return _check_requested_attention(wanted, device), f"requested{tried}"
 

@@ -21,7 +21,7 @@ from ..base.escape import escape_html
 from ..base.report import ConfigError, edit, pluralise
 from ..config.load import Config
 from ..tokens.dataset import Data, Split
-from ..tokens.display import spans_html, spans_text, Token, tokens_of
+from ..tokens.display import loss_scale_html, spans_html, spans_text, Token, tokens_of
 from ..batches.layout import eval_mode
 from ..batches.packing import BatchSampler, optimizer_steps, TrainingRows
 from ..model.loss import head_of, supervised_logits
@@ -514,8 +514,9 @@ def blocks(self:BatchPanel)->list[dict]:
     here = [dict(x=state.index + 1, text="in view", status="here")]
     several = [chart("tokens in each batch", kinds, look="bars", click=c.number, marks=here, height=90, x="batch")]
     moves = controls_row(c.split, c.previous, c.next, c.number, c.longest, c.row, c.size, c.losses)
+    legend = f"{_LEGEND}{loss_scale_html() if self.losses else ''}"
     return [moves, *(several if state.n_batches > 1 else []),
-            html_block(f"<div>{escape_html(state.caption())}</div>{_LEGEND}"), c.tokens]
+            html_block(f"<div>{escape_html(state.caption())}</div>{legend}"), c.tokens]
 
 @patch
 def _show_batch_of_number(self:BatchPanel, change)->None:

@@ -195,20 +195,21 @@ def common_place(places:list[str])->str:
     return start[:start.rfind(" ") + 1]
 
 def columns(*groups:list[dict])->dict:
-    "Groups of blocks beside each other; below each other where there is no room"
+    "Groups of blocks, two beside each other; below each other where there is no room"
     return dict(kind="columns", groups=[*groups])
 
 def chart(
     title:str,
-    series:dict[str,list[tuple]],   # name -> (x, y), in order; for intervals (x, y, low, high)
+    series:dict[str,list[tuple]],   # name -> (x, y), in order; for intervals and bars (x, y, low, high)
+    looks:dict[str,dict]|None=None, # name -> colour, a number, and dashed; None: a colour for each series
     *, look:str="line",             # line, interval or bars
     click:Control|None=None,        # receives the x of a clicked point
     drag:Control|None=None,         # receives a range selected with the mouse; None: the range zooms
-    **how,                          # marks, lines, log, smooth, percent, height, sync, x, hint: as in `js/src/chart.js`
+    **how,                          # marks, lines, log, log_x, smooth, percent, height, sync, x, hint: see chart.js
 )->dict:
     "Curves, intervals or bars on axes, with the values under the mouse"
-    drawn = [dict(name=name, look=look, points=[p for p in points if all(map(math.isfinite, p))])
-             for name, points in series.items()]
+    finite = {name: [p for p in points if all(map(math.isfinite, p))] for name, points in series.items()}
+    drawn = [dict(name=name, look=look, points=points) | (looks or {}).get(name, {}) for name, points in finite.items()]
     return dict(kind="chart", key=title, title=title, series=drawn, click=click, drag=drag, **how)
 
 # %% ../../nbs/14_panels/00_panel.ipynb #6eb24bdd

@@ -138,17 +138,18 @@ def common_place(places: list[str]) -> str:
     """The common beginning of the places of rows, `train.jsonl row `, which a narrow column leaves out"""
 
 def columns(*groups: list[dict[Any, Any]]) -> dict[Any, Any]:
-    """Groups of blocks beside each other; below each other where there is no room"""
+    """Groups of blocks, two beside each other; below each other where there is no room"""
 
-def chart(title: str, series: dict[str, list[tuple[Any, ...]]], *, look: str='line', click: Control | None=None, drag: Control | None=None, **how: Any) -> dict[Any, Any]:
+def chart(title: str, series: dict[str, list[tuple[Any, ...]]], looks: dict[str, dict[Any, Any]] | None=None, *, look: str='line', click: Control | None=None, drag: Control | None=None, **how: Any) -> dict[Any, Any]:
     """Curves, intervals or bars on axes, with the values under the mouse
     
     Args:
-        series: name -> (x, y), in order; for intervals (x, y, low, high)
+        series: name -> (x, y), in order; for intervals and bars (x, y, low, high)
+        looks: name -> colour, a number, and dashed; None: a colour for each series
         look: line, interval or bars
         click: receives the x of a clicked point
         drag: receives a range selected with the mouse; None: the range zooms
-        how: marks, lines, log, smooth, percent, height, sync, x, hint: as in `js/src/chart.js`"""
+        how: marks, lines, log, log_x, smooth, percent, height, sync, x, hint: see chart.js"""
 
 class Panel(anywidget.AnyWidget):
     """The whole view of a state as one widget"""

@@ -36,6 +36,8 @@ class RunPanel(Panel):
         self.scale = Choice("scale", options=["linear", "log"], value="linear", as_chips=True)
         averages = [("none", 0.), *((f"EMA {weight}", weight) for weight in (.6, .9, .98))]
         self.smooth = Choice("smoothing", options=averages, value=0.)
+        self.others = Choice("together with", title="the newest runs of this folder", as_chips=True, several=True)
+        self.others.value = tuple(other.path for other in self.state.runs[1:])
         self.saved_at = 0.   # time of the saved picture
         self.rises:list[Button] = []   # a button for each of the largest increases of the loss
         self._bind()
@@ -52,6 +54,7 @@ def _bind(self:RunPanel)->None:
     self.checkpoint.on_click(lambda _: self._try(run.checkpoint))
     self.replay.on_click(lambda _: self._try(self.state.replay))
     self.step.observe(lambda change: self._try(lambda: self.state.look_at(change["new"] or None)), "value")
+    self.others.observe(lambda change: self._try(lambda: self.state.draw_with(run, *change["new"])), "value")
     for choice in (self.scale, self.smooth): choice.observe(lambda _: self.refresh(always=True), "value")
 
 @patch
@@ -62,8 +65,11 @@ def blocks(self:RunPanel)->list[dict]:
     drawn = [columns(*([chart] for chart in charts))] if charts else []
     rises = [controls_row(*self.rises)] if self.rises else []
     if not charts: drawn = [html_block("<div>No step has been logged yet; the curves begin with the first one.</div>")]
-    return [html_block(state.head_html()), controls_row(self.stop, self.resume, self.checkpoint),
-            *([controls_row(self.scale, self.smooth, self.step, self.replay)] if charts else []), *drawn, *rises,
+    presses = [button for button in (self.stop, self.resume, self.checkpoint) if not button.disabled]
+    others = [controls_row(self.others)] if self.others.options else []
+    return [html_block(state.head_html()), *([controls_row(*presses)] if presses else []),
+            *([controls_row(self.scale, self.smooth, self.step, self.replay), *others] if charts else []),
+            *drawn, *rises,
             html_block(state.notes_html()), html_block(state.batch_html(), boxed=True, title="batch"),
             *([html_block(state.replay_html(), title="replay")] if state.replayed else [])]
 
@@ -85,6 +91,8 @@ def _enable(self:RunPanel)->None:
     self.resume.disabled = active or not state.checkpoints or state.state == "finished"
     self.resume.label = f"resume at {state.checkpoints[-1]}" if state.checkpoints else "resume"
     self.resume.primary = not self.resume.disabled
+    drawn, folders = list(self.others.value), state.neighbours()
+    self.others.options = [(path.name, path) for path in (*drawn, *(path for path in folders if path not in drawn))]
     spikes = state.spikes()
     if [b.step for b in self.rises] != [step for step, _ in spikes]:
         self.rises = [self._rise(*spike) for spike in spikes]

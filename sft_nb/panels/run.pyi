@@ -20,6 +20,7 @@ class RunPanel(Panel):
     replay: Button
     scale: Choice
     smooth: Choice
+    others: Choice
     saved_at: float
     rises: list[Button]
 

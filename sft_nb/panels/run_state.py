@@ -21,12 +21,13 @@ from ..config.load import Config
 from ..runs.status import ACTIVE, CHECKPOINT_ASKED, Status
 from ..runs.metrics import curves_html, read_lines, Tail
 from ..runs.directory import Run
-from .panel import bar_row_html, chart, table_html
+from ..runs.names import run_folders
+from .panel import chart, table_html
 from .batches import BatchState
 
 # %% ../../nbs/14_panels/03_run_state.ipynb #liv0sta2
 CURVES = dict(loss=("loss", "eval_loss"), learning_rate=("learning_rate",), grad_norm=("grad_norm",),
-              tokens_per_second=("tokens_per_second",))
+              tokens_per_second=("tokens_per_second",), peak_memory_gib=("peak_memory_gib",))
 _POINTS = 840   # points of a curve: two per pixel of width
 
 class RunState:
@@ -41,11 +42,12 @@ class RunState:
         self.batches:BatchState|None = None     # created when the first batch is shown
         self.replayed:Viewable|None = None      # the `Replay` of that step, once it was asked for
         self.last_seen:tuple|None = None        # result of the last check
+        self.planned_pace:float|None = None     # tokens per second
         runs = [*run, *others] if isinstance(run, (list, tuple)) else [run, *others]
         if not runs:
             fix = command("sft_nb runs", "list_runs()")
             raise ConfigError("runs", "the list is empty", "one run, or several", fix)
-        for one in runs: self.add(one)
+        self.draw_with(*runs)
         self.cfg:Config = self.run.config
         self.refresh()
 
@@ -56,10 +58,15 @@ class RunState:
         "Figure -> its last value"
         return self.tails[0].newest
 
-    def add(self, run:Run|str|Path)->None:
-        "Draw another run into the same curves"
-        self.runs.append(run if isinstance(run, Run) else Run(run))
-        self.tails.append(Tail(self.runs[-1].path/"metrics.jsonl"))
+    def draw_with(self, *runs:Run|str|Path)->None:
+        "Draw these runs into the same curves; the first remains the one that is watched"
+        self.runs = [run if isinstance(run, Run) else Run(run) for run in runs]
+        known = {tail.file: tail for tail in self.tails}
+        files = [run.path/"metrics.jsonl" for run in self.runs]
+        self.tails = [known.get(file) or Tail(file) for file in files]
+    def neighbours(self, n:int=8)->list[Path]:
+        "The newest other runs of the same folder, newest first"
+        return [path for path in reversed(run_folders(self.run.path.parent)) if path.name != self.run.path.name][:n]
 
 
 # %% ../../nbs/14_panels/03_run_state.ipynb #liv0sta7
@@ -74,7 +81,8 @@ def refresh(self:RunState)->bool:
     try: self.noticed:list[Finding] = Report.load(path/"guards.json").findings
     except SftError: self.noticed = []   # it is being written, or is damaged
     plan = read_json_object(path/"plan.json")
-    self.planned = _planned_memory(plan)
+    self.planned, pace = _planned_memory(plan), plan.get("tokens_per_second")
+    self.planned_pace = pace if isinstance(pace, (int, float)) else None
     self.whole_process:bool = bool(self.planned) and plan["device"].get("kind") == "cpu"   # memory is that of
     self.damage:list[str] = [f"{run.name}/metrics.jsonl: {tail.why}"
                              for run, tail in zip(self.runs, self.tails) if tail.why]
@@ -171,13 +179,15 @@ def series(self:RunState, *keys:str)->dict[str,list[tuple]]:
 # %% ../../nbs/14_panels/03_run_state.ipynb #2dcf45c8
 @patch
 def spikes(self:RunState, n:int=3)->list[tuple[int,float]]:
-    "The `n` largest rises of the loss from one line to the next: (step, rise)"
+    "The `n` largest rises of the loss from one line to the next, of at least 1% of its range: (step, rise)"
     import numpy as np
     column = self.tails[0].columns.get("loss", ())
     if len(column) < 2: return []
     rises = np.nan_to_num(np.diff(column.values), nan=0., posinf=np.inf, neginf=0.)
+    finite = np.asarray(column.values)[np.isfinite(column.values)]
+    least = .01 * np.ptp(finite) if len(finite) else 0
     largest = np.argsort(-rises, kind="stable")[:n]
-    return [(int(column.steps[k + 1]), float(rises[k])) for k in largest if rises[k] > 0]
+    return [(int(column.steps[k + 1]), float(rises[k])) for k in largest if rises[k] > least]
 
 # %% ../../nbs/14_panels/03_run_state.ipynb #liv0spi2
 @patch
@@ -197,21 +207,26 @@ def memory(self:RunState)->dict[str,float]:
     taken = dict(taken=self.newest["peak_memory_gib"]) if "peak_memory_gib" in self.newest else {}
     return taken | self.planned
 
-def _memory_html(gib:dict[str,float], *, whole_process:bool=False)->str:
-    "A bar for each figure, on one scale, and how they compare"
-    if "taken" not in gib: return ""
-    most = max(gib["taken"], gib.get("planned", 0)) or 1
-    bars = bar_row_html("memory, most so far", f"{gib['taken']:.2f} GiB", gib["taken"] / most)
-    words = []
-    if "planned" in gib:
-        bars += bar_row_html("as planned", f"{gib['planned']:.2f} GiB", gib["planned"] / most, "#a3447d")
-        more = gib["taken"] / gib["planned"] - 1 if gib["planned"] else 0.
-        words.append(f"the most so far is {abs(more):.0%} {'above' if more > 0 else 'below'} the plan")
-        if more > 0 and whole_process:
-            words.append("it counts the whole process, and so whatever else was loaded in it")
-    if "there" in gib: words.append(f"the device has {gib['there']:.1f} GiB")
-    line = f"<div style='font-size:12px'>{'; '.join(words)}</div>"
-    return f"<table style='font-size:12px;width:100%;max-width:480px;margin:4px 0'>{bars}</table>{line}"
+def _compare(planned:float, measured:float)->str:
+    "By how much a measured figure differs from the planned one"
+    return f"{abs(measured / planned - 1):.0%} {'above' if measured > planned else 'below'} the plan"
+
+@patch
+def beside_plan(self:RunState)->list[str]:
+    "Memory and speed as planned and as measured, a sentence each; none without a measurement"
+    gib, pace, found = self.memory(), self.newest.get("tokens_per_second"), []
+    if "taken" in gib:
+        text = f"memory: measured {gib['taken']:.2f} GiB at most"
+        if gib.get("planned"):
+            planned, taken = gib["planned"], gib["taken"]
+            text = f"memory: planned {planned:.2f} GiB, measured {taken:.2f} GiB, {_compare(planned, taken)}"
+            if taken > planned and self.whole_process:
+                text += "; it counts the whole process, and so whatever else was loaded in it"
+        found.append(text + (f"; the device has {gib['there']:.1f} GiB" if "there" in gib else ""))
+    if pace and self.planned_pace:
+        text = f"speed: planned {self.planned_pace:,.0f} tokens/s, measured {pace:,.0f}"
+        found.append(f"{text}, {_compare(self.planned_pace, pace)}, which is a rough estimate")
+    return found
 
 # %% ../../nbs/14_panels/03_run_state.ipynb #liv0sam2
 _SHOWN = 4   # most answers to show per prompt
@@ -252,7 +267,7 @@ def figures(self:RunState)->dict[str,float]:
     return {k: self.newest[k] for k in _FIGURES if k in self.newest}
 
 _FIGURES = ("loss", "eval_loss", "learning_rate", "grad_norm", "mean_token_accuracy", "num_tokens",
-            "tokens_per_second", "peak_memory_gib")
+            "tokens_per_second", "peak_memory_gib", "gpu_use_percent")
 
 # %% ../../nbs/14_panels/03_run_state.ipynb #liv0htm1
 _COLOURS = dict(fail="#cf222e", warn="#bf8700")
@@ -278,6 +293,7 @@ def numbers(self:RunState)->dict[str,str]:
     if "loss" in newest: shown["loss"] = f"{newest['loss']:.4g}"
     if "eval_loss" in newest: shown["held-out loss"] = f"{newest['eval_loss']:.4g}"
     if "tokens_per_second" in newest: shown["tokens/s"] = f"{newest['tokens_per_second']:,.0f}"
+    if "gpu_use_percent" in newest: shown["GPU use"] = f"{newest['gpu_use_percent']:.0f}%"
     return shown
 
 @patch
@@ -300,16 +316,17 @@ def head_html(self:RunState)->str:
 
 # %% ../../nbs/14_panels/03_run_state.ipynb #liv0htm2
 _TITLES = dict(loss="loss", learning_rate="learning rate", grad_norm="gradient norm",
-               tokens_per_second="tokens per second")
+               tokens_per_second="tokens per second", peak_memory_gib="peak memory, GiB")
 _SERIES = dict(_TITLES, loss="training", eval_loss="held out")
 
 @patch
 def curves(self:RunState)->dict[str,dict[str,list[tuple]]]:
-    "Title of a chart -> name of a series -> its points"
+    "Title of a chart -> name of a series -> its points; four charts at most, the last of speed, or else of memory"
     def name_of(series:str)->str:   # loss, or `a loss` with several runs
         run, _, figure = series.rpartition(" ")
         return f"{run} {_SERIES[figure]}".strip()
     found = {_TITLES[key]: self.series(*keys) for key, keys in CURVES.items()}
+    if found["tokens per second"]: del found["peak memory, GiB"]
     return {title: {name_of(name): points for name, points in series.items()}
             for title, series in found.items() if series}
 
@@ -321,8 +338,12 @@ def charts(self:RunState,
 )->list[dict]:              # blocks of a panel, with the steps aligned
     "The curves, with the findings of the guards as marks"
     marks = [dict(x=f.step, text=f"{f.check}: {f.says}", status=f.status) for f in self.noticed if f.step is not None]
-    return [chart(title, series, click=click, sync=self.run.name, smooth=0 if title == "learning rate" else smooth,
-                  log=log and title in ("loss", "gradient norm"), marks=marks)
+    names = [run.name for run in self.runs]
+    def look_of(name:str)->dict:   # of several runs: a colour for each, and dashes for what is held out
+        return dict(colour=max(k for k, run in enumerate(names) if name.startswith(f"{run} ")),
+                    dashed=name.endswith(" held out")) if len(names) > 1 else {}
+    return [chart(title, series, {name: look_of(name) for name in series}, click=click, sync=self.run.name, marks=marks,
+                  smooth=0 if title == "learning rate" else smooth, log=log and title in ("loss", "gradient norm"))
             for title, series in self.curves().items()]
 
 @patch
@@ -332,7 +353,8 @@ def notes_html(self:RunState)->str:
     table = table_html([[name.replace("_", " "), value] for name, value in figures.items()])
     table = details_html("all figures", table) if figures else ""
     saved = f"<div>checkpoints: {escape_html(', '.join(self.checkpoints))}</div>" if self.checkpoints else ""
-    notes = _guards_html(self.noticed) + _memory_html(self.memory(), whole_process=self.whole_process) + saved
+    plan = "".join(f"<div>{line}</div>" for line in self.beside_plan())
+    notes = _guards_html(self.noticed) + plan + saved
     return f"{notes}{table}{self._answers_html()}"
 
 @patch

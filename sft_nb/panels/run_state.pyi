@@ -21,6 +21,7 @@ class RunState:
     batches: BatchState | None
     replayed: Viewable | None
     last_seen: tuple[Any, ...] | None
+    planned_pace: float | None
     cfg: Config
     state: str
     status: Status
@@ -42,8 +43,11 @@ class RunState:
     def newest(self) -> dict[Any, Any]:
         """Figure -> its last value"""
 
-    def add(self, run: Run | str | Path) -> None:
-        """Draw another run into the same curves"""
+    def draw_with(self, *runs: Run | str | Path) -> None:
+        """Draw these runs into the same curves; the first remains the one that is watched"""
+
+    def neighbours(self, n: int=8) -> list[Path]:
+        """The newest other runs of the same folder, newest first"""
 
     def refresh(self) -> bool:
         """Read the files again; True if something has changed"""
@@ -78,13 +82,16 @@ class RunState:
         """Key, and for several runs its run -> (step, value)"""
 
     def spikes(self, n: int=3) -> list[tuple[int, float]]:
-        """The `n` largest rises of the loss from one line to the next: (step, rise)"""
+        """The `n` largest rises of the loss from one line to the next, of at least 1% of its range: (step, rise)"""
 
     def look_at(self, step: int | None) -> BatchState | None:
         """Select the batch of a step, counted from 1, or None; `SftError` if its rows cannot be read"""
 
     def memory(self) -> dict[str, float]:
         """GiB: the peak so far, the planned peak, and the total"""
+
+    def beside_plan(self) -> list[str]:
+        """Memory and speed as planned and as measured, a sentence each; none without a measurement"""
 
     def answers(self, n: int=3) -> list[tuple[str, list[tuple[int, str]]]]:
         """For each of `n` prompts: its end without template markers, and the answers as (step, answer)"""
@@ -99,7 +106,7 @@ class RunState:
         """Name, state, current phase, figures, and pending requests"""
 
     def curves(self) -> dict[str, dict[str, list[tuple[Any, ...]]]]:
-        """Title of a chart -> name of a series -> its points"""
+        """Title of a chart -> name of a series -> its points; four charts at most, the last of speed, or else of memory"""
 
     def charts(self, *, log: bool=False, smooth: float=0.0, click: Any=None) -> list[dict[Any, Any]]:
         """The curves, with the findings of the guards as marks

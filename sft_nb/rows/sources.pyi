@@ -87,6 +87,12 @@ def hash_to_unit(content: Any, seed: int) -> float:
     Args:
         content: a row, or a part of it"""
 
+def row_key(row: dict[Any, Any]) -> str:
+    """A checksum that equal rows share, also if one was written as JSON and read again"""
+
+def row_line(row: dict[Any, Any]) -> str:
+    """A row as a line of a file"""
+
 @dataclass
 class Mixture:
     """Rows of several sources, repeated by weight, without the rows of the other split"""

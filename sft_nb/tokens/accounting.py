@@ -23,7 +23,8 @@ from .pipeline import Batch, Row, RowStatistics
 class Truncated(NamedTuple):
     "The result of fitting an example into `max_length`"
     examples:list     # ids and labels of each remaining example; empty: dropped
-    kind:str          # whole, cut, split; or dropped: too_long, too_short, unsupervised, (near_)duplicate, unusable
+    kind:str          # whole, cut, split, or why it is dropped:
+                      # too_long, too_short, unsupervised, (near_)duplicate, listed, unusable
     lost:int=0        # tokens
     reason:str=""     # why it is dropped, in words
 
@@ -120,7 +121,7 @@ class Totals:
         return cls(**d | dict(counts=Counts(**d["counts"]), seen=RowStatistics(**d["seen"])))
 
 # %% ../../nbs/04_tokens/07_accounting.ipynb #dbe8490e
-REQUESTED = ("duplicate", "near_duplicate", "too_short")   # kinds that settings ask to drop
+REQUESTED = ("duplicate", "near_duplicate", "too_short", "listed")   # kinds that settings ask to drop
 _STATS = ("length", "supervised", "row", "last", "whole", "prompt", "loose")
 
 def _count_answers(labels:np.ndarray, starts:np.ndarray)->int:
@@ -200,7 +201,7 @@ class Ledger:
                 if f.kind not in REQUESTED: continue
                 self.requested.append(s.stop - s.start)
                 self.counts.answers_requested += _count_answers(e.labels[s], np.zeros(1, dtype=np.int64))
-            self.record(row, fitted or [Truncated([], "unusable", 0, row.drop_reason or "no supervised token")])
+            self.record(row, fitted or [Truncated([], row.drop_kind, 0, row.drop_reason or "no supervised token")])
             kept += [(i, ids, labels) for f in fitted for ids, labels in f.examples]
         if not kept: return
         rows, ids, labels = zip(*kept)

@@ -22,6 +22,7 @@ from ..rows.sources import Mixture
 from ..tasks.core import Task
 from .tokenizer import ASSETS, without_day
 from .accounting import piece_checksums, Totals
+from .pipeline import rows_to_drop
 
 # %% ../../nbs/04_tokens/10_cache.ipynb #3b0867f0
 def cache_folder(
@@ -94,6 +95,7 @@ def cache_key(
     if digest is None: digest = rows.digest()
     if digest is None: return None
     words = [digest, _code_digest(task), *token_inputs(cfg, task, tokenizer).values()]
+    if (listed := rows_to_drop(cfg.drop_rows)) is not None: words.append(str(listed.digest()))
     return _digest_of([w.encode("utf-8", "surrogatepass") for w in words])
 
 # %% ../../nbs/04_tokens/10_cache.ipynb #cac00010

@@ -34,7 +34,7 @@ from .turns import render_turn
 from .encode import end_ids
 from .pipeline import loose_text, RowStatistics
 from .accounting import Counts, REQUESTED, Totals
-from .display import Example, spans_text
+from .display import ALL_TOKENS, Example, spans_text, SUPERVISED
 
 if TYPE_CHECKING:   # imported by the functions that need them
     from datasets import Dataset
@@ -172,7 +172,7 @@ def plot(self:Data)->"Figure":
     side = self.train
     fig = Figure(figsize=(6, 2.2), layout="constrained")
     ax = fig.add_subplot()
-    ax.hist([side.lengths, side.stats["supervised"]], bins=40, color=["#54aeff", "#1a7f37"],
+    ax.hist([side.lengths, side.stats["supervised"]], bins=40, color=[ALL_TOKENS, SUPERVISED],
             label=["all tokens", "supervised"], histtype="stepfilled", alpha=.6)
     ax.set(xlabel="tokens in an example", ylabel="examples",
            title=f"{len(side.lengths):,} examples, {side.lengths.sum():,} tokens")

@@ -7,7 +7,7 @@ __all__ = ['RowsChanged', 'make_split', 'name_task', 'check_rows_are_named', 'ru
            'prepare', 'config_and_data', 'with_data', 'read_kept', 'keep_rows', 'cache_kept_rows']
 
 # %% ../../nbs/04_tokens/11_prepare.ipynb #a9636b6d
-import errno, json, os, shutil, sys, tempfile, weakref
+import errno, os, shutil, sys, tempfile, weakref
 from collections import Counter
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import fields, replace
@@ -26,13 +26,13 @@ from ..config.load import as_config, Config
 from ..rows.settings import RowSettings
 from .settings import SizeSettings
 from ..config.files import register_task
-from ..rows.sources import disk_full_error, Mixture, open_rows
+from ..rows.sources import disk_full_error, Mixture, open_rows, row_line
 from ..tasks.core import Task, task_of
 from .tokenizer import (
     configure_tokenizer, is_own_tokenizer, load_tokenizer, with_day, without_day)
 from .template import Template
 from .conversations import has_own_eval_rows, hold_out, open_split
-from .pipeline import Reader, SkeletonMismatch
+from .pipeline import Reader, rows_to_drop, SkeletonMismatch
 from .accounting import Ledger
 from .dataset import describe_reasons, Data, data_report, load_split, Split
 from .cache import (
@@ -81,6 +81,7 @@ def _nothing_left(ledger:Ledger, rows:Mixture, eval_rows:int|None)->SftError:
             proposals = extension("proposals")
             proposed = proposals and proposals.propose_fields([row for _, row in islice(rows, 20)])
             if proposed: fix = proposed | fix
+        if "listed" in ledger.kinds.values(): fix = edit(drop_rows=None) | fix
         is_text = set(ledger.seen.formats) <= {"text"}   # text continues wherever it is cut
         if is_text and counts.longest_dropped: fix = edit(on_long="split") | fix
         return SftError(names, found, "", fix, "nothing_to_learn")
@@ -203,7 +204,8 @@ def name_task(
         raise ConfigError("task", f"{type(task).__name__} has no {', '.join(missing)}",
                           "a task: name, fields, rows, messages, score", 'make it with @task("question", "answer")')
     module, name = type(task).__module__, task.name
-    return name if module == f"sft_nb.tasks.{name}" else register_task(task)
+    is_shipped = module.startswith("sft_nb.") and module.endswith(f".tasks.{name}")
+    return name if is_shipped else register_task(task)
 
 # %% ../../nbs/04_tokens/11_prepare.ipynb #prep0051
 _NOT_OF_THE_ROWS = ("num_workers", "template_skeletons", "cache_dir")   # these change neither rows nor tokens
@@ -292,6 +294,10 @@ def prepare(
     _PREPARED_IN_MEMORY[_row_key(requested)] = train is not None
     cfg = with_day(cfg, tokenizer)
     report = data_report(cfg, task, tokenizer, **sides)
+    if cfg.drop_rows and not any("listed" in side.totals.kinds.values() for side in sides.values() if side is not None):
+        text = f"none of the rows equals one in {cfg.drop_rows}, so that none is left out"
+        report.findings.append(warn(text, edit(drop_rows=None) | "mark the rows again, in DataPanel",
+                                    check="drop_rows"))
     if run is not None: report.findings.extend(_other_rows_than(run, sides))
     return Data(**sides, report=report, tokenizer=tokenizer, task=task, cfg=cfg, asked_task=requested.task)
 
@@ -371,19 +377,22 @@ def keep_rows(
     folder:Path,          # the directory of a run
     *, home:Path|None=None,  # final path of `folder`; None: unchanged
 )->dict:                  # settings that name the saved files; empty if the config names everything
-    "Write rows that were passed in memory into `folder/rows` as JSON lines, all or nothing"
+    "Write rows that were passed in memory, and those to leave out, into `folder/rows` as JSON lines, all or nothing"
     sides = [(name, side.source) for name, side in (("train", data.train), ("eval", data.eval)) if side is not None]
     given = [(name, source) for name, source in sides if source.in_memory]
-    if not given: return {}
+    listed = rows_to_drop(data.cfg.drop_rows)   # marks may be added to that file
+    if not given and not listed: return {}
+    rows, kept = (home or folder)/"rows", {}
     with atomic_folder(folder/"rows") as aside:
-        for name, source in given:
+        written = [*((name, replace(source, yield_errors=True)) for name, source in given),
+                   *([("dropped", listed)] if listed else [])]
+        for name, source in written:
             with (aside/f"{name}.jsonl").open("w", encoding="utf-8", errors="backslashreplace") as out:
-                for _, row in replace(source, yield_errors=True):
-                    if isinstance(row, SftError): continue   # an unreadable row
-                    out.write(json.dumps(dict(row), ensure_ascii=False, default=str) + "\n")
-    rows = (home or folder)/"rows"
+                out.writelines(row_line(row) for _, row in source if not isinstance(row, SftError))
+    if listed: kept["drop_rows"] = str(rows/"dropped.jsonl")
+    if not given: return kept
     files = {f"{name}_file": (str(rows/f"{name}.jsonl"),) for name, _ in given}
-    return dict(task=data.cfg.task, eval_fraction=None, eval_rows=None, train_weights=None) | files
+    return dict(task=data.cfg.task, eval_fraction=None, eval_rows=None, train_weights=None) | files | kept
 
 # %% ../../nbs/04_tokens/11_prepare.ipynb #prep0058
 def cache_kept_rows(

@@ -35,6 +35,9 @@ class SizeSettings:
     drop_near_duplicates:Annotated[float|None, Setting(
         "keep only the first of training rows that share this much of their words, as 0.8; None: keep all",
         ge=.5, lt=1, is_share=True, example=.8, changes_tokens=True)] = None
+    drop_rows:Annotated[str|None, Setting(
+        "leave out the rows that equal one in this file, as DataPanel and LossPanel mark them; None: none",
+        is_path=True)] = None
     template_skeletons:Annotated[bool, Setting(
         "False: run the chat template for every row; slower, the same tokens")] = True
     on_bad_row:Annotated[Literal["error","drop"], Setting(

@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['Stop', 'agree_across_ranks', 'StopRequest', 'chooses_best', 'best_folder', 'saves_better_loss',
-           'EarlyStoppingByScore', 'StopByCurve', 'early_stopping', 'peak_memory_gib', 'energy_joules', 'Pace',
-           'shows_bars', 'loss_per_answer', 'Recorder', 'report_progress_to']
+           'EarlyStoppingByScore', 'StopByCurve', 'early_stopping', 'peak_memory_gib', 'energy_joules',
+           'gpu_use_percent', 'Pace', 'shows_bars', 'loss_per_answer', 'Recorder', 'report_progress_to']
 
 # %% ../../nbs/11_training/02_recorder.ipynb #455f79b0
 import math, resource, sys, time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -185,15 +186,22 @@ def peak_memory_gib()->float:
     return max(process, torch.mps.driver_allocated_memory() / 2**30)
 
 # %% ../../nbs/11_training/02_recorder.ipynb #recfig04
-def energy_joules()->float|None:   # None: no card, or one that does not count it
-    "Energy that the current GPU has taken since its driver was loaded, for all of its processes"
+def _ask_card(question:Callable)->float|None:   # None: no card, or no answer
+    "The answer of the current GPU's driver to `question(pynvml, card)`"
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()): return None
     try:
         import pynvml
         pynvml.nvmlInit()
-        card = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties().uuid}")
-        return pynvml.nvmlDeviceGetTotalEnergyConsumption(card) / 1000
+        return question(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties().uuid}"))
     except Exception: return None   # the package is missing, or the card counts nothing
+
+def energy_joules()->float|None:   # None: no card, or one that does not count it
+    "Energy that the current GPU has taken since its driver was loaded, for all of its processes"
+    return _ask_card(lambda driver, card: driver.nvmlDeviceGetTotalEnergyConsumption(card) / 1000)
+
+def gpu_use_percent()->float|None:   # None: no card, or one that does not count it
+    "The share of the last second or less in which the current GPU was busy, with any process"
+    return _ask_card(lambda driver, card: float(driver.nvmlDeviceGetUtilizationRates(card).gpu))
 
 class Pace:
     "Tokens per second between two lines of the log, evaluations excluded"
@@ -285,7 +293,8 @@ def _figures(self:Recorder, logs:dict)->dict:
     if name == "eval_loss":
         self.pace.pause(logs.get("eval_runtime", 0.))
         return found | dict(eval_perplexity=math.exp(min(logs["eval_loss"], 700.)))
-    found |= dict(tokens_per_second=self.pace.now(logs.get("num_tokens")), peak_memory_gib=peak_memory_gib())
+    found |= dict(tokens_per_second=self.pace.now(logs.get("num_tokens")), peak_memory_gib=peak_memory_gib(),
+                  gpu_use_percent=gpu_use_percent())
     if self.energy is not None and (now := energy_joules()) is not None:
         found["energy_wh"] = self.energy_before + (now - self.energy) / 3600
     return {name: float(f"{value:.5g}") for name, value in found.items() if value is not None}

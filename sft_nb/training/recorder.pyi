@@ -98,6 +98,9 @@ def peak_memory_gib() -> float:
 def energy_joules() -> float | None:
     """Energy that the current GPU has taken since its driver was loaded, for all of its processes"""
 
+def gpu_use_percent() -> float | None:
+    """The share of the last second or less in which the current GPU was busy, with any process"""
+
 class Pace:
     """Tokens per second between two lines of the log, evaluations excluded"""
     tokens: Any

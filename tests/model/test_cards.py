@@ -11,7 +11,7 @@ import torch
 from shapes import folder
 from transformers import AutoModelForCausalLM
 
-from sft_nb.base.before_torch import why_fixed_segments
+from sft_nb.base.installation import why_fixed_segments
 from sft_nb.base.report import ConfigError
 from sft_nb.checks.environment import check_device, check_gpu
 from sft_nb.config.load import load_config

@@ -1,5 +1,6 @@
 """Losses of rows, before training and at each checkpoint."""
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from sft_nb.config.load import load_config
 from sft_nb.panels.batches import bench_of
 from sft_nb.extras.losses import LossPanel, LossState, token_costs
 from sft_nb.base.report import ConfigError
+from sft_nb.tokens.display import SUPERVISED
 from sft_nb.tokens.prepare import prepare
 
 EVIL = "<script>1</script></pre><img src=x onerror=alert(1)>\x1b[2J\u202e**bold**"
@@ -40,16 +42,33 @@ def test_the_costs_are_those_of_the_model_of_that_checkpoint(state, undisturbed)
     np.testing.assert_allclose(base.loss, state.costs["base"][0].loss, rtol=1e-5)
 
 
-def test_won_and_lost_are_told_by_form(state):
-    nan = np.full_like(state.costs["base"][0].loss, np.nan)
-    assert nan.shape == state.costs["checkpoint-3"][0].loss.shape
-    kept = state.costs["checkpoint-3"][0]
-    change = np.where(np.arange(len(nan)) % 2, 1, -1)
-    state.costs["checkpoint-3"][0] = kept._replace(loss=state.costs["base"][0].loss + change)
-    html = state.move(chosen=[r.example for r in state.ranked()].index(0), shows="gain").html()
-    assert "underline wavy" in html and "underline solid" in html
-    assert "underline wavy" not in state.move(shows="base").html()
+def test_a_token_has_the_colour_of_its_loss_and_the_underline_of_what_is_supervised(state):
+    kept, base = state.costs["checkpoint-3"][0], state.costs["base"][0].loss
+    state.costs["checkpoint-3"][0] = kept._replace(loss=base + np.where(np.arange(len(base)) % 2, 2, -2))
+    state.move(chosen=[r.example for r in state.ranked()].index(0), shows="gain")
+    red, blue = "background:rgba(207,34,46,0.40)", "background:rgba(9,105,218,0.40)"
+    html = state.html()
+    assert html.count(red) > 3 and html.count(blue) > 3 and f"underline 2px {SUPERVISED}" in html
+    assert "rgba(45,164,78" not in html and "≤ -3" in html and "below 0 the loss has fallen" in html
+    assert f"loss: base {np.nanmax(base):.2f}, tuned" in html
+    assert blue not in state.move(shows="base").html()
     state.costs["checkpoint-3"][0] = kept
+
+
+def test_a_wrong_label_is_marked_for_the_next_run(undisturbed):
+    panel, marked = LossPanel(undisturbed, split="train", n=4), undisturbed.path.parent/"marked_rows.jsonl"
+    row = panel.state.ranked()[0]
+    panel.mark.click()
+    place, of_file = panel.state.side.row(row.example)
+    assert json.loads(marked.read_text()) == of_file
+    assert panel.table.block()["rows"][0][0] == f"✗ {row.row}" and "drop_rows=" in panel.to_html()
+    again = LossPanel(undisturbed, split="train", n=4)   # after a restart
+    assert again.state.cells(again.state.ranked())[0][0] == f"✗ {row.row}"
+    data = prepare(replace(undisturbed.config, drop_rows=str(marked)))
+    assert data.train.reasons == {"listed in drop_rows": 1} and row.row - 1 not in data.train.stats["row"]
+    again.mark.click()
+    assert marked.read_text() == "" and "✗" not in again.to_html()
+    marked.unlink()
 
 
 def test_the_ranking_is_exported(state, undisturbed):
@@ -73,9 +92,6 @@ def test_a_checkpoint_that_is_gone_is_a_line(undisturbed):
     panel = LossPanel(undisturbed, split="train", n=1)
     panel.show(checkpoint="checkpoint-77")
     assert "role='alert'" in panel.to_html() and panel.state.checkpoint == "adapter"
-    panel.export.click()
-    assert "losses-adapter.jsonl" in panel.to_html()
-    (undisturbed.path/"eval/losses-adapter.jsonl").unlink()
 
 
 def test_a_measurement_is_announced_before_it_is_made(undisturbed, monkeypatch):

@@ -7,11 +7,15 @@ from types import SimpleNamespace
 
 import ipywidgets
 import pytest
+from matplotlib.colors import to_rgba
 
 import sft_nb
+from sft_nb.config.load import load_config
 from sft_nb.panels.panel import (
     Button, chart, Choice, columns, common_place, Control, controls_row, error_html, html_block, Number, Panel, Table)
 from sft_nb.base.report import SftError
+from sft_nb.tokens.display import ALL_TOKENS, spans_html, SUPERVISED
+from sft_nb.tokens.prepare import prepare
 
 ASSETS = Path(sft_nb.__file__).parent/"assets"/"panels"
 JS = Path(sft_nb.__file__).parents[1]/"js"
@@ -23,6 +27,15 @@ def test_what_is_committed_is_built_from_the_sources():
     built = (ASSETS/"panel.js").read_text(encoding="utf-8")
     assert f"sources {digest.hexdigest()[:16]}" in built[:200], "run `npm ci && npm run build` in js/"
     assert (ASSETS/"panel.css").read_text(encoding="utf-8").endswith((JS/"src/panel.css").read_text(encoding="utf-8"))
+
+
+def test_supervised_tokens_have_one_colour_in_text_charts_and_pictures():
+    built = (ASSETS/"panel.js").read_text(encoding="utf-8")
+    assert f'supervised:"{SUPERVISED}"' in built and f'"all tokens":"{ALL_TOKENS}"' in built
+    drawn = to_rgba(SUPERVISED)
+    assert ",".join(str(round(255 * c)) for c in drawn[:3]) in spans_html([("a", "supervised")])
+    patches = prepare(load_config("demo", max_samples=4, eval_samples=0)).plot().axes[0].patches
+    assert drawn[:3] in {patch.get_facecolor()[:3] for patch in patches}
 
 
 def test_it_is_small_has_its_licence_and_asks_no_network():

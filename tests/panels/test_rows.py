@@ -1,11 +1,14 @@
 """DataPanel: what a list shows about its rows, and what it shows if empty."""
 import json
+from dataclasses import replace
 
 import pytest
 
+from sft_nb.base.report import SftError
 from sft_nb.config.load import load_config
 from sft_nb.panels.batches import BatchPanel
 from sft_nb.panels.rows import DataPanel
+from sft_nb.runs.directory import create_run
 from sft_nb.tokens.prepare import prepare
 
 
@@ -84,3 +87,55 @@ def test_the_messages_of_a_row_show_its_calls(tmp_path):
     panel.state.move(face="messages")
     shown = panel.state.render()
     assert "weather" in shown and "Oslo" in shown and "assistant: \n" not in shown
+
+
+def test_marks_are_kept_and_left_out_of_the_next_run(tmp_path):
+    rows = [dict(question=f"{k} + 1?", answer=f"{k + 1}") for k in range(9)]
+    cfg = load_config("demo", task="chat", eval_samples=0, runs_dir=str(tmp_path))
+    data = prepare(cfg, train=[*rows, rows[4]])
+    panel = DataPanel(data)
+    panel.text.value = "4 + 1"
+    panel.mark_listed.click()   # a row and its repetition
+    panel.text.value = ""
+    panel.table.value = 7
+    panel.mark.click()
+    marked = tmp_path/"marked_rows.jsonl"
+    assert [json.loads(line) for line in marked.read_text().splitlines()] == [rows[4], rows[7]]
+    assert [cells[0] for cells in panel.table.block()["rows"] if "✗" in cells[0]] == ["✗ 5", "✗ 8", "✗ 10"]
+    again = DataPanel(data)   # as after a restart
+    again.facet.value = "marked"
+    assert [e.row for e in again.state.listed()] == [5, 8, 10]
+    assert f"drop_rows='{marked}'" in again.to_html().replace('"', "'").replace("&#x27;", "'").replace("&quot;", "'")
+    left = prepare(replace(cfg, drop_rows=str(marked)), train=[*rows, rows[4]])
+    assert left.train.reasons == {"listed in drop_rows": 3}
+    assert left.train.stats["row"].tolist() == [0, 1, 2, 3, 5, 6, 8]
+    assert len(prepare(replace(cfg, train_file=(str(marked),))).train) == 2
+    again.mark_listed.click()   # all of them are marked: no longer
+    assert marked.read_text() == "" and again.state.listed() == [] and "✗" not in again.to_html()
+    unchanged = prepare(replace(cfg, drop_rows=str(marked)), train=rows)
+    assert any("none of the rows equals one in" in str(f) for f in unchanged.report.findings)
+
+
+def test_rows_to_drop_are_those_of_the_run(tmp_path):
+    rows, file = [dict(question=f"{k}?", answer=f"{k}") for k in range(5)], tmp_path/"wrong.jsonl"
+    file.write_text(json.dumps(rows[1]))
+    cfg = load_config("demo", task="chat", eval_samples=0, runs_dir=str(tmp_path), drop_rows=str(file))
+    data = prepare(cfg, train=rows)
+    run = create_run(data.cfg, data=data)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))   # marked later
+    assert prepare(run.config).train.fingerprint == data.train.fingerprint
+    with pytest.raises(SftError, match="5 listed in drop_rows; .* Fix: drop_rows=None"): prepare(data.cfg, train=rows)
+    with pytest.raises(SftError, match="there is no such file"): prepare(replace(cfg, drop_rows="no.jsonl"), train=rows)
+
+
+def test_lengths_of_several_magnitudes_are_in_bars_of_equal_ratio():
+    def lengths_of(*words):
+        rows = [dict(question="a " * n, answer="b") for n in words]
+        state = DataPanel(prepare(load_config("demo", task="chat", eval_samples=0, max_length=8000), train=rows)).state
+        return (*state.histogram(), state)
+    edges, counts, state = lengths_of(3, 3, 30, 300, 3000)
+    ratios = [b / a for a, b in zip(edges, edges[1:])]
+    assert state.log_lengths and 15 < len(counts) <= 30 and max(ratios) < 1.3 * min(ratios) and sum(counts) == 5
+    assert sum(n > 0 for n in counts) == 4   # each magnitude has a bar of its own
+    edges, counts, state = lengths_of(*range(3, 12))
+    assert not state.log_lengths and {b - a for a, b in zip(edges, edges[1:])} == {1} and counts == [1] * 9

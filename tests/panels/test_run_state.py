@@ -79,14 +79,16 @@ def test_what_is_read_is_escaped(run):
 
 
 def test_memory_stands_beside_the_plan(run):
-    plan = dict(allocated=3 * 2**30, total=4 * 2**30, device=dict(gib=24., kind="cuda"))
+    append_line(run.path/"metrics.jsonl", dict(step=1, peak_memory_gib=2.5, tokens_per_second=50., gpu_use_percent=93.))
+    assert RunState(run).beside_plan() == ["memory: measured 2.50 GiB at most"]
+    plan = dict(allocated=3 * 2**30, total=4 * 2**30, device=dict(gib=24., kind="cuda"), tokens_per_second=40.)
     (run.path/"plan.json").write_text(json.dumps(plan))
-    append_line(run.path/"metrics.jsonl", dict(step=1, peak_memory_gib=2.5))
     state = RunState(run)
     assert state.memory() == dict(taken=2.5, planned=3., there=24.)
     html = state.html()
-    assert "the most so far is 17% below the plan; the device has 24.0 GiB" in html
-    assert "2.50 GiB" in html and ">as planned<" in html and "3.00 GiB" in html and "has 24.0 GiB" in html
+    assert "planned 3.00 GiB, measured 2.50 GiB, 17% below the plan; the device has 24.0 GiB<" in html
+    assert "planned 40 tokens/s, measured 50, 25% above the plan" in html
+    assert state.numbers()["GPU use"] == "93%" and state.figures()["gpu_use_percent"] == 93
     plan["device"]["kind"] = "cpu"   # there the process is measured, with its libraries
     (run.path/"plan.json").write_text(json.dumps(plan))
     assert RunState(run).memory()["planned"] == 4. and "whole process" not in RunState(run).html()
@@ -105,6 +107,33 @@ def test_several_runs_have_a_legend(run, tmp_path):
     assert all(f", {name}: " in state.html() for name in ("a training", "b held out"))
     lines = draw_curves(state.curves()).axes[0].lines
     assert [line.get_linestyle() for line in lines] == ["-", "--", ":", "-."]   # not by colour alone
+
+
+def test_runs_that_are_picked_are_drawn_together(run, tmp_path):
+    others = [create_run(small(tmp_path, run_name=name)) for name in ("b", "c")]
+    for one in (run, *others): append_line(one.path/"metrics.jsonl", dict(step=1, loss=1., eval_loss=2.))
+    panel = RunPanel(run, others[0])
+    assert {label for label, _ in panel.others.options} == {"b", "c"} and panel.others.value == (others[0].path,)
+    tail = panel.state.tails[1]
+    panel.others.receive("set", [0, 1])
+    assert [one.name for one in panel.state.runs] == ["a", "b", "c"] and panel.state.tails[1] is tail
+    def drawn(): return next(block for block in panel.view if block["kind"] == "columns")["groups"][0][0]["series"]
+    looks = {s["name"]: (s["colour"], s["dashed"]) for s in drawn()}
+    assert looks == {f"{name} {kind}": (k, kind == "held out") for k, name in enumerate("abc")
+                     for kind in ("training", "held out")}
+    panel.others.receive("set", [])
+    assert [s["name"] for s in drawn()] == ["training", "held out"] and "colour" not in drawn()[0]
+
+
+def test_four_charts_of_what_is_measured(run):
+    append_line(run.path/"metrics.jsonl", dict(step=1, loss=1., grad_norm=1., learning_rate=1., peak_memory_gib=1.))
+    state = RunState(run)
+    assert [*state.curves()] == ["loss", "learning rate", "gradient norm", "peak memory, GiB"]
+    append_line(run.path/"metrics.jsonl", dict(step=2, loss=1.001, tokens_per_second=1.))
+    assert state.refresh() and [*state.curves()][3:] == ["tokens per second"]
+    append_line(run.path/"metrics.jsonl", dict(step=3, loss=9.))
+    append_line(run.path/"metrics.jsonl", dict(step=4, loss=9.01))
+    assert state.refresh() and [step for step, _ in state.spikes()] == [3]   # not every little rise
 
 
 def test_a_press_asks_and_does_not_wait(run, monkeypatch):

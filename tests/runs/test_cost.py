@@ -1,8 +1,11 @@
 """What a run will cost, from an estimate or from measured steps, and what it has cost."""
 import json
 import re
+import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 from learner import killed_at_eight, small
 
 from sft_nb.cli import main
@@ -53,6 +56,23 @@ def test_a_run_says_what_it_took(tmp_path, undisturbed):
     assert run.cost == "6.00: 2 h at 3, 1.5 kWh" and re.search(r"cost +6.00: 2 h at 3, 1.5 kWh", str(run))
     (run.path/"metrics.jsonl").unlink()
     assert run.cost == "" and run.step_seconds is None
+
+
+def test_the_driver_is_asked_about_the_card_that_trains(monkeypatch, undisturbed):
+    assert recorder.gpu_use_percent() is None or 0 <= recorder.gpu_use_percent() <= 100   # None without a GPU
+    card = SimpleNamespace(energy=5_000, use=93)
+    driver = SimpleNamespace(
+        nvmlInit=lambda: None, nvmlDeviceGetHandleByUUID={"GPU-1a": card}.__getitem__,
+        nvmlDeviceGetTotalEnergyConsumption=lambda card: card.energy,
+        nvmlDeviceGetUtilizationRates=lambda card: SimpleNamespace(gpu=card.use))
+    for name in ("is_available", "is_initialized"): monkeypatch.setattr(torch.cuda, name, lambda: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(uuid="1a"))
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    assert (energy_joules(), recorder.gpu_use_percent()) == (5, 93)
+    assert Recorder(undisturbed)._figures(dict(loss=1.)) == dict(peak_memory_gib=1, gpu_use_percent=93)
+    monkeypatch.setitem(sys.modules, "pynvml", None)   # it is not installed
+    assert recorder.gpu_use_percent() is None
 
 
 def test_the_energy_of_all_parts_is_added_up(monkeypatch, undisturbed):
