@@ -129,7 +129,7 @@ def coded()->list[dict]:
 
 
 def units()->list[dict]:
-    from sft_nb.tasks.units import Units
+    from sft_nb.extras.tasks.units import Units
     return [dict(question=r["question"], answer=r["answer"]) for r in Units().rows("eval", n=40)]
 
 
