@@ -9,7 +9,7 @@ from sft_nb.config.load import save_config as save_config
 from sft_nb.config.load import config_names as config_names
 from sft_nb.config.load import table as table
 from sft_nb.rows.readers import detect as detect
-from sft_nb.rows.formats import to_messages as to_messages
+from sft_nb.rows.readers import to_messages as to_messages
 from sft_nb.rows.sources import open_rows as open_rows
 from sft_nb.rows.sources import read_rows as read_rows
 from sft_nb.tasks.core import Task as Task
@@ -32,8 +32,8 @@ from sft_nb.tokens.prepare import prepare as prepare
 from sft_nb.tokens.display import spans as spans
 from sft_nb.tokens.display import spans_html as spans_html
 from sft_nb.tokens.display import spans_text as spans_text
-from sft_nb.batches.collate import DataCollatorForCausalLM as DataCollatorForCausalLM
-from sft_nb.batches.collate import DataCollatorFlattening as DataCollatorFlattening
+from sft_nb.batches.layout import DataCollatorForCausalLM as DataCollatorForCausalLM
+from sft_nb.batches.layout import DataCollatorFlattening as DataCollatorFlattening
 from sft_nb.batches.layout import collator_for as collator_for
 from sft_nb.model.hardware import choose_device as choose_device
 from sft_nb.model.hardware import choose_dtype as choose_dtype
