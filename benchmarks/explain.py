@@ -47,11 +47,11 @@ def tell(name:str, base:dict)->dict:
 def main(args:list[str])->None:
     base = REAL if "--real" in args else TINY
     names = [a for a in args if not a.startswith("-")] or (ON_REAL if base is REAL else [*PROBLEMS, *HEALTHY])
-    known = json.loads(FILE.read_text())["runs"] if FILE.exists() else []
     for name in names:
         made = tell(name, base)
         print(f"{made['base']:<12} {name:<20} {made['planted'] or 'healthy':<18} "
               f"{made['first'] or 'nothing'} {made['sure'] or ''}  {'right' if made['right'] else 'WRONG'}", flush=True)
+        known = json.loads(FILE.read_text())["runs"] if FILE.exists() else []
         known = [k for k in known if (k["base"], k["problem"]) != (made["base"], name)] + [made]
         planted = [k for k in known if k["planted"]]
         about = dict(planted=len(planted), right=sum(k["right"] for k in planted),

@@ -66,13 +66,11 @@ TASK = exact
 '''
 
 
-def with_outliers(folder:Path)->str:
-    "`tiny` with the same function and some channels 64 times larger in weights that are stored in 4 bits"
+def with_outliers(at:str, out:Path)->str:
+    "A model with the same function, and some channels 256 times larger in weights that are stored in 4 bits"
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from sft_nb.tokens.tokenizer import model_path
-    at = model_path("tiny")
-    model, out = AutoModelForCausalLM.from_pretrained(at, dtype=torch.float32), Path(folder)/"outliers"
+    model = AutoModelForCausalLM.from_pretrained(at, dtype=torch.float32)
     with torch.no_grad():
         for layer in model.model.layers:
             attention, mlp = layer.self_attn, layer.mlp
@@ -96,17 +94,24 @@ class Problem:
 def _sums(name, cause, *, rows=None, held=None, scored=None, **settings):
     def make(folder, base):
         own = {k: v(folder) if callable(v) else v for k, v in settings.items()}
-        return make_run(folder, base, name, sums() if rows is None else rows(), sums(40, held_out=True) if held is None
-                        else held(), scored=scored, **own)
+        learned, asked = (rows or (lambda base: sums()))(base), (held or (lambda: sums(40, held_out=True)))()
+        return make_run(folder, base, name, learned, asked, scored=scored, **own)
     return name, Problem(cause, make)
 
 
 def _kinds(name, cause, **how):
-    return _sums(name, cause, rows=how.pop("rows", kinds), held=how.pop("held", lambda: kinds(40, held_out=True)),
-                 task="classify", **how)
+    how = dict(rows=lambda base: kinds(), held=lambda: kinds(40, held_out=True)) | how
+    return _sums(name, cause, task="classify", **how)
 
 
-def texts(rows:list[dict])->list[dict]: return [dict(text=f"{r['question']}\nAnswer: {r['answer']}") for r in rows]
+def without_end(rows:list[dict], model:str)->list[dict]:
+    "Rows as tokens, whose answers have no end token: none is added"
+    from sft_nb.tokens.encode import encode_prompts
+    from sft_nb.tokens.tokenizer import load_tokenizer
+    tokenizer = load_tokenizer(load_config("default", model=model))
+    prompts = encode_prompts([[dict(role="user", content=r["question"])] for r in rows], tokenizer)
+    answers = tokenizer([r["answer"] for r in rows], add_special_tokens=False).input_ids
+    return [dict(input_ids=[*p, *a], labels=[-100] * len(p) + a) for p, a in zip(prompts, answers)]
 
 
 def silent_last(rows:list[dict])->list[dict]:
@@ -133,12 +138,21 @@ def units()->list[dict]:
     return [dict(question=r["question"], answer=r["answer"]) for r in Units().rows("eval", n=40)]
 
 
-def perfect(folder, base)->Run:
-    "A second training of a model that was merged"
+def merged(folder, base:dict)->str:
+    "A model that can tell the two kinds apart"
     from sft_nb.proof.merge import merge
     first = make_run(folder, base, "first", kinds(), kinds(40, held_out=True), task="classify")
-    return make_run(folder, base | dict(model=str(merge(first))), "base-good", kinds(), kinds(40, held_out=True),
-                    task="classify", max_steps=10, learning_rate=1e-4, scored={})
+    return str(merge(first, dtype="float32"))
+
+
+def second(name:str, scored:dict|None, *, outliers:bool=False, **settings):
+    "A second training of such a model"
+    def make(folder, base):
+        model = merged(folder, base)
+        if outliers: model = with_outliers(model, Path(folder)/"outliers")
+        return make_run(folder, base | dict(model=model, max_steps=5, learning_rate=1e-4) | settings, name, kinds(),
+                        kinds(40, held_out=True), task="classify", scored=scored)
+    return make
 
 
 PROBLEMS = dict([
@@ -150,36 +164,36 @@ PROBLEMS = dict([
     _kinds("rate-zero", "nothing_trained", learning_rate=0., max_steps=5),
     _kinds("warm-up", "warmup", warmup_steps=60, max_steps=20),
     _sums("dropout", "dropout", max_steps=50, lora_dropout=.95),
-    _kinds("no-end", "no_end", rows=lambda: texts(kinds()), held=lambda: texts(kinds(40, held_out=True)),
-           response_template="Answer:", chat_template="none"),
-    _kinds("silent-answers", "answer_not_learned", rows=lambda: silent_last(kinds())),
+    _kinds("no-end", "no_end", rows=lambda base: without_end(kinds(), base["model"]), scored={}),
+    _kinds("silent-answers", "answer_not_learned", rows=lambda base: silent_last(kinds())),
     _sums("cut-answers", "cut", max_length=50, on_long="cut", max_steps=20),
     _sums("left-out", "left_out", max_length=50, max_steps=10),
     _sums("short-answers", "short_answers", scored=dict(max_new_tokens=5), max_steps=20),
     _sums("scorer", "scorer", task=written(SCORER, "exact.py"), scored={}, max_steps=20),
     _kinds("other-template", "template", scored=dict(chat_template="zephyr")),
-    _kinds("other-wording", "template", scored={}, rows=lambda: [
+    _kinds("other-wording", "template", scored={}, rows=lambda base: [
         dict(r, question=f"There are two answers, and one of them is right. {r['question']}") for r in kinds()]),
     _sums("other-rows", "unlike", held=units, task="chat", max_steps=40),
-    _sums("exchanged-sums", "noise", max_steps=50, rows=lambda: exchanged(sums(), .3)),
-    _kinds("exchanged-labels", "noise", max_steps=80, learning_rate=2e-3, rows=lambda: exchanged(kinds(), .3)),
-    _sums("shuffled", "unrelated", rows=lambda: exchanged(sums(), 1.), max_steps=30),
-    _sums("wrong-column", "wrong_column", rows=coded, max_steps=30),
-    _kinds("one-label", "one_label", rows=lambda: [r for r in kinds() if r["answer"] == "1"] + kinds()[:6], scored={}),
-    _kinds("contradictions", "contradictions", rows=lambda: kinds() + exchanged(kinds(), 1.)),
-    _kinds("duplicates", "duplicates", rows=lambda: kinds()[:8] * 30),
-    _sums("by-heart", "overfit", rows=lambda: sums(30), max_steps=100, eval_steps=10),
-    _kinds("leak", "leak", rows=lambda: kinds() + kinds(40, held_out=True), scored={}),
-    _sums("four-bits", "bits", method="qlora", max_steps=30, model=with_outliers, bnb_4bit_quant_type="fp4"),
+    _sums("exchanged-sums", "noise", max_steps=160, learning_rate=3e-3, rows=lambda base: exchanged(sums(), .3)),
+    _kinds("exchanged-labels", "noise", max_steps=80, learning_rate=2e-3, rows=lambda base: exchanged(kinds(), .3)),
+    _sums("shuffled", "unrelated", rows=lambda base: exchanged(sums(), 1.), max_steps=30),
+    _sums("wrong-column", "wrong_column", rows=lambda base: coded(), max_steps=30),
+    _kinds("one-label", "one_label", scored={}, rows=lambda base: [
+        r for r in kinds() if r["answer"] == "1"] + kinds()[:6]),
+    _kinds("contradictions", "contradictions", rows=lambda base: kinds() + exchanged(kinds(), 1.)),
+    _kinds("duplicates", "duplicates", rows=lambda base: kinds()[:8] * 30),
+    _sums("by-heart", "overfit", rows=lambda base: sums(30), max_steps=100, eval_steps=10),
+    _kinds("leak", "leak", rows=lambda base: kinds() + kinds(40, held_out=True), scored={}),
     _kinds("out-of-time", "not_ended", max_time=1., max_steps=400),
     _sums("prompts-too", "prompts_learned", train_on_prompt=True, max_steps=30)]) | {
-    "base-good": Problem("base_good", perfect)}
+    "base-good": Problem("base_good", second("base-good", {})),
+    "four-bits": Problem("bits", second("four-bits", None, outliers=True, method="qlora"))}
 
 HEALTHY = dict([
     _kinds("healthy-kinds", "", scored={}),
     _kinds("healthy-unscored", ""),
-    _sums("healthy-sums", "", scored={}, max_steps=300, rows=lambda: sums(3000)),
-    _kinds("healthy-chat", "", scored={}, rows=kinds),
+    _sums("healthy-sums", "", scored={}, max_steps=300, rows=lambda base: sums(3000)),
+    _sums("healthy-chat", "", task="chat", scored={}, rows=lambda base: kinds(), held=lambda: kinds(40, held_out=True)),
     _kinds("healthy-full", "", scored={}, method="full", learning_rate=1e-3)])
 
 ON_REAL = ("rate-high", "rate-low", "few-steps", "no-end", "scorer", "shuffled", "exchanged-labels", "short-answers",

@@ -15,6 +15,7 @@ from io import StringIO
 from pathlib import Path
 
 import numpy as np
+import torch
 from fastcore.basics import patch
 
 from ..base.report import error_summary, SftError
@@ -26,6 +27,7 @@ from ..tasks.metrics import labels_of
 from ..model.load import quiet
 from ..model.loss import row_losses
 from ..model.finetuning.optimizer import make_optimizer
+from ..batches.layout import eval_mode
 from ..batches.packing import training_extent
 from ..planning.bits import BitsCost, cost_of_bits, few_rows
 from ..planning.learning_rate import choose_learning_rate
@@ -36,7 +38,6 @@ from ..runs.checkpoint import LOWER_IS_BETTER
 from ..runs.directory import Run
 from ..runs.metrics import read_lines
 from ..runs.provenance import settings_for_world_size
-from ..training.guards import row_loss
 from ..training.train import check_same_rows, train
 from ..evaluation.evaluate import BaseAndTuned, Evaluation, Evaluator, make_evaluator
 from ..evaluation.generations import GenerationCache, generation_keys, paired, Scores, weights_key
@@ -60,7 +61,7 @@ class Pair:
 
 def pairs_of(
     split:Split,
-    most:int=48,    # from everywhere in the rows
+    most:int=96,    # from everywhere in the rows
 )->list[Pair]:
     "Prompts and last answers; texts without a prompt are left out"
     found = []
@@ -76,7 +77,7 @@ def pairs_of(
 # %% ../../nbs/16_extras/50_evidence.ipynb #evd0los1
 @dataclass(frozen=True)
 class Losses:
-    "What a model makes of some rows, in nats for each answer"
+    "Losses of a model on some rows, in nats for each answer"
     own:np.ndarray         # (n,) each answer after its own prompt
     gain:np.ndarray        # (m,) after the prompt of another row, less after its own; empty: all answers are alike
     disagrees:np.ndarray   # (n,) is another label likelier? Empty: answers are no labels
@@ -114,7 +115,7 @@ class Missing(Exception): "A part of the evidence that cannot be had, with the r
 _MOST_ASKED = 32   # rows that are answered anew
 
 class Case:
-    "What is known of a run that has ended"
+    "The evidence about a run that has ended"
     def __init__(self, run:Run):
         self.run, self.missing, self.shared = run, {}, SharedBase()
         self.folder = tempfile.TemporaryDirectory(prefix="sft_nb-explain-")
@@ -248,7 +249,7 @@ class Arm:
     seconds:float
 
 class Measured(Case):
-    "A case with what only a model can tell"
+    "A case, and the parts that need a model"
     @cached_property
     def measured(self)->dict[tuple[str,str],Losses]:
         "(base or tuned, train or eval) -> losses of some rows"
@@ -297,8 +298,7 @@ class Measured(Case):
             batch = bench.layout.collate(bench.rows(distinct))
             bench.save_memory(bench.model.train())
             def score(batch)->float:
-                total, n = row_loss(bench.model, batch, supervised=bench.supervised)
-                return float(total / n)
+                with eval_mode(bench.model), torch.no_grad(): return float(bench.loss(batch))
             return learn_some(bench.model, bench.loss, score, batch, steps=steps,
                               optimizer=make_optimizer(bench.model, **self.cfg.values(make_optimizer)),
                               **self.cfg.values(learn_some))
@@ -360,8 +360,6 @@ def score(self:Measured)->Score:
     if (e := self.part("saved")) is None: raise Missing("it was not evaluated")
     return _score_of(dict(tuned=e.tuned) | ({} if e.base is None else dict(base=e.base)), e.by)
 
-_COLUMN_ROWS = 32
-
 @patch(as_prop=True)
 def openings(self:Measured)->tuple[tuple[int,...],tuple[int,...]]:
     "The beginnings of training and of held-out prompts; `Missing` if held-out prompts begin like those"
@@ -384,7 +382,7 @@ def reopen(self:Measured)->tuple[float,float]:
 @patch
 def relate_columns(self:Measured)->dict[str,np.ndarray]:
     "column that is not read -> how much likelier its values are after their own prompts"
-    data, pairs, found = self.part("data"), self.part("pairs")["train"][:_COLUMN_ROWS], {}
+    data, pairs, found = self.part("data"), self.part("pairs")["train"], {}
     stats, end = data.train.stats["row"], pairs[0].answer[-1:]
     wanted = {int(stats[p.example]) for p in pairs}
     rows = {k: row for k, (_, row) in enumerate(data.train.source) if k in wanted}

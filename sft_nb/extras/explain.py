@@ -14,7 +14,6 @@ from inspect import signature
 from pathlib import Path
 
 import numpy as np
-import scipy.stats
 
 from ..base.view import own_fields, Table, View, Viewable
 from ..base.progress import format_duration, log
@@ -55,11 +54,11 @@ _FOLLOWS = dict(   # cause -> others that it brings about, and that are not show
     scorer=("base_good",), not_finite=("rate_high",), one_label=("duplicates", "unrelated", "unlike"),
     duplicates=("overfit", "unlike"), unlike=("overfit", "template"))
 _FOLLOWS |= dict.fromkeys("rate_high rate_low few_steps capacity dropout weight_decay nothing_trained".split(),
-                          ("unrelated", "noise"))
+                          ("unrelated",)) | dict(noise=("few_steps",))
 
 @dataclass(frozen=True)
 class Cause:
-    "Why a run may disappoint"
+    "A reason for which a run may disappoint"
     name:str                        # in `CAUSES`
     sure:str                        # in `SURE`
     weight:float                    # among equally certain ones: the share of rows, or of the loss, that it explains
@@ -82,7 +81,8 @@ def _finder(f:Callable)->Callable:
 
 def _certainty_by_share(share:float, certain:float, likely:float)->str|None:
     "The certainty that a share of rows gives; None: none"
-    return "certain" if share >= certain else "likely" if share >= likely else None
+    if share >= certain: return "certain"
+    return "likely" if share >= likely else None
 
 # %% ../../nbs/16_extras/51_explain.ipynb #exp0fil1
 @_finder
@@ -181,8 +181,8 @@ def _find_one_label(pairs, bench):
     return [Cause("one_label", sure, share, tuple(evidence), "rows with other answers in {train_file}")]
 
 @_finder
-def _find_repeated(data, run, pairs):
-    stats, found = data.train.stats, []
+def _find_repeated(answers_only, run, pairs):
+    data, stats, found = answers_only, answers_only.train.stats, []
     n, distinct = len(stats["whole"]), len(np.unique(stats["whole"]))
     passes = run.step * data.cfg.per_device_train_batch_size * data.cfg.gradient_accumulation_steps / max(1, n)
     if distinct <= .5 * n and max(data.train.source.weights or (1,)) <= 1:
@@ -201,9 +201,9 @@ def _find_repeated(data, run, pairs):
     return found
 
 @_finder
-def _find_leak(data):
-    if data.eval is None: return None
-    share = float(np.isin(data.eval.stats["prompt"], data.train.stats["prompt"]).mean())
+def _find_leak(answers_only, pairs):   # texts without a prompt have no pairs
+    if "eval" not in pairs: return None
+    share = float(np.isin(answers_only.eval.stats["prompt"], answers_only.train.stats["prompt"]).mean())
     if share < .2: return None
     return [Cause("leak", "certain", share / 2, (   # it makes scores too good, so others come first
         f"{share:.0%} of the held-out prompts are in the training rows: scores at home say little",),
@@ -293,7 +293,7 @@ def _find_opening(openings, reopened_or_none, bench, pairs):
         was, now = reopened_or_none
         evidence.append(f"with that of training prompts the loss of held-out answers is {now:.3g}, not {was:.3g}")
         weight = 1 - now / was
-        sure = "certain" if weight >= .3 else "likely" if weight >= .1 else None
+        sure = _certainty_by_share(weight, .3, .1)
     return sure and [Cause("template", sure, weight, tuple(evidence),
                            "the same {system_prompt} and wording in both files")]
 
@@ -318,15 +318,16 @@ def _gain_in_errors(gain:np.ndarray)->float:
 
 @_finder
 def _find_wrong_answers(measured, pairs):
+    import scipy.stats   # not loaded by `from sft_nb import *`
     if not {("tuned", "train"), ("tuned", "eval")} <= {*measured}: return None
     own, held = measured["tuned", "train"], measured["tuned", "eval"]
     if len(own.disagrees): wrong, of_held, in_words = own.disagrees, held.disagrees, "it prefers another label"
-    elif not len(own.gain) or not len(held.gain): return None
+    elif len(own.gain) < len(own.own) or len(held.gain) < max(8, len(held.own)): return None   # answers are all alike
     else:
-        least = .2 * np.median(held.gain)
-        if least <= 0: return None
-        wrong, of_held = own.gain < least, held.gain < least
-        in_words = "the answer is no likelier after its own prompt than after another"
+        largest, lowest = np.quantile(held.own, .975), np.quantile(held.gain, .25)
+        wrong, of_held = (((x.own > largest) & (x.gain < lowest)) | (x.gain < .2 * np.median(held.gain))
+                          for x in (own, held))
+        in_words = "the answer is unlikely, and hardly likelier after its own prompt than after another"
     if _gain_in_errors(held.gain) < 4: return None   # it has not learned enough to contradict anything
     table = [[int(wrong.sum()), int((~wrong).sum())], [int(of_held.sum()), int((~of_held).sum())]]
     p, share = scipy.stats.fisher_exact(table, "greater")[1], float(wrong.mean())
@@ -335,7 +336,7 @@ def _find_wrong_answers(measured, pairs):
     if share < .08: return None
     rows = ", ".join(str(pairs["train"][k].example + 1) for k in np.flatnonzero(wrong)[:5])
     fix = f"look at these examples: {rows}"
-    if p < .01: return [Cause("noise", "certain" if p < .001 and share >= .12 else "likely", share, (text,), fix)]
+    if p < .01: return [Cause("noise", "certain" if p < .003 else "likely", share, (text,), fix)]
     both = float(np.mean([share, of_held.mean()]))
     if len(own.disagrees) and .1 <= both <= .45: return [Cause("noise", "possible", both, (text,), fix)]
 
@@ -345,12 +346,12 @@ def _relation(measured:dict, side:str)->float:
 
 @_finder
 def _find_wrong_column(measured, columns):
-    train, found = _relation(measured, "train"), []
+    train, found = _gain_in_errors(measured["base", "train"].gain), []   # by the base, as those of the columns
     for name, strength in columns.items():
-        if strength < max(4, 2 * train): continue
+        if strength < max(3, train + 3): continue
         texts = (f"training answers are {train:+.1f} standard errors likelier after their own prompts",
                  f"the values of {name!r}, which is not read, {strength:+.1f}")
-        sure = "certain" if strength >= max(6, 3 * train) else "likely"
+        sure = "certain" if strength >= max(5, train + 4) else "likely"
         found.append(Cause("wrong_column", sure, strength / (strength + 1), texts, edit(fields=(f"answer={name}",))))
     return found
 
@@ -394,7 +395,9 @@ class _Try:
     unusual:float   # 0: it is as usual; the higher, the sooner it is tried
 
 def _in_words(settings:dict)->str:
-    def short(v): return f"{v:g}" if isinstance(v, float) else " ".join(v) if isinstance(v, tuple) else str(v)
+    def short(v):
+        if isinstance(v, tuple): return " ".join(v)
+        return f"{v:g}" if isinstance(v, float) else str(v)
     return ", ".join(f"{name} {short(v)}" for name, v in settings.items())
 
 def _log_ratio(rate:float, usual:float)->float: return math.log10(max(rate, 1e-12) / usual)
@@ -403,7 +406,6 @@ def _settings_to_try(case:Measured)->list[_Try]:
     "Settings that may be mended, the most unusual first"
     cfg, usual = case.cfg, case.recommended_rate
     off = _log_ratio(cfg.learning_rate, usual)
-    far = abs(off) >= .7
     down = usual if off >= .7 else cfg.learning_rate / 10
     up = usual if off <= -.7 else cfg.learning_rate * 10
     losses = [loss for loss in case.losses if math.isfinite(loss)]
@@ -412,16 +414,17 @@ def _settings_to_try(case:Measured)->list[_Try]:
     fell = len(losses) >= 4 and losses[-1] < .9 * losses[len(losses) // 2]
     adapter = cfg.method != "full"
     lines = [   # when, cause, settings, how unusual
-        (True, "rate_high", dict(learning_rate=down), off if far and off > 0 else .35 if rose else .1),
-        (True, "rate_low", dict(learning_rate=up), -off if far and off < 0 else .3 if rose else .15),
-        (True, "few_steps", None, 1.5 if steps < 20 else .9 if steps < 50 else .6 if fell else .2),
-        (adapter and cfg.lora_r < 8, "capacity", dict(lora_r=16, lora_alpha=32), .5),
+        (True, "rate_high", dict(learning_rate=down), off if off >= .7 else (.1, .35)[rose]),
+        (True, "rate_low", dict(learning_rate=up), -off if off <= -.7 else (.15, .3)[rose]),
+        (True, "few_steps", None, max(1.5 * (steps < 20), .9 * (steps < 50), .6 * fell, .2)),
+        # settings that are unusual come before more steps, which help whatever is wrong with a setting
+        (adapter and cfg.lora_r < 8, "capacity", dict(lora_r=16, lora_alpha=32), 1.6),
         (adapter and cfg.lora_target_modules != ("all-linear",), "capacity",
-         dict(lora_target_modules=("all-linear",)) | (dict(lora_r=16, lora_alpha=32) if cfg.lora_r < 16 else {}), .55),
+         dict(lora_target_modules=("all-linear",)) | (dict(lora_r=16, lora_alpha=32) if cfg.lora_r < 16 else {}), 1.7),
         (bool(cfg.unfrozen_parameters), "capacity", dict(unfrozen_parameters=None), 2.),
-        (cfg.lora_dropout >= .3, "dropout", dict(lora_dropout=0.), 2 * cfg.lora_dropout),
-        (cfg.weight_decay > .1, "weight_decay", dict(weight_decay=.01), cfg.weight_decay),
-        (bool(cfg.train_on_prompt), "prompts_learned", dict(train_on_prompt=False), .4)]
+        (cfg.lora_dropout >= .3, "dropout", dict(lora_dropout=0.), 1.6 + cfg.lora_dropout),
+        (cfg.weight_decay > .1, "weight_decay", dict(weight_decay=.01), 1.6),
+        (bool(cfg.train_on_prompt), "prompts_learned", dict(train_on_prompt=False), 1.65)]
     return sorted((_Try(cause, settings or {}, float(unusual)) for when, cause, settings, unusual in lines if when),
                   key=lambda t: -t.unusual)
 
@@ -444,8 +447,9 @@ def _find_by_trying(arms, cfg):
     for t in arms.values():
         usual = t.what.unusual < .5
         certain, likely = (.5, .25) if usual else (.3, .1)
-        if t.gain < .1 or t.p > .05: continue
-        sure = "certain" if t.gain >= certain and t.p < .01 else "likely" if t.gain >= likely else "possible"
+        if t.gain < .1 or t.p > .05 or t.before - t.after < .1: continue   # a tenth of a nat for an answer is little
+        sure = _certainty_by_share(t.gain, certain, likely) or "possible"
+        if sure == "certain" and t.p >= .01: sure = "likely"
         if t.what.cause in ("rate_high", "rate_low") and t.share_of_steps < .3 and sure == "certain": sure = "likely"
         changed = t.what.settings.items()
         change = ", ".join(f"{_in_words({name: v})} instead of {getattr(cfg, name)}" for name, v in changed)
@@ -628,7 +632,7 @@ class _Explainer:
 # %% ../../nbs/16_extras/51_explain.ipynb #exp0res1
 @dataclass(frozen=True, repr=False)
 class Explanation(Viewable):
-    "Why a run may disappoint, the most certain cause first, and what was tried"
+    "The causes for which a run may disappoint, the most certain first, and what was tried"
     run:str
     state:str                   # finished, stopped ...
     score:str                   # in words; empty: not known
@@ -676,7 +680,7 @@ def explain(
     trust_remote_code:bool=False,        # True: trust code named by the run's config
     progress:bool=True,                  # True: say what is tried, and how long it takes, before it is
 )->Explanation:
-    "Why a run disappoints: what its files say, and experiments at its own scale; ConfigError for a run in training"
+    "Find out why a run disappoints, by its files and experiments at its scale; ConfigError for a run in training"
     run = open_run(run, trust_remote_code=trust_remote_code)
     where = f"explain {run.name}"
     if run.state in ACTIVE:
