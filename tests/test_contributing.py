@@ -76,7 +76,7 @@ def add_setting(copy:Copy)->None:
 
 def add_task(copy:Copy)->None:
     last = max(int(p.name[:2]) for p in (copy.folder/"nbs/03_tasks").glob("*.ipynb"))
-    name = f"03_tasks/{last + 1}_spelling.ipynb"
+    name = f"03_tasks/{last + 1:02}_spelling.ipynb"
     copy.add_cells(f"nbs/{name}", "# spelling\n\n> Words, spelled backwards.", "#| default_exp tasks.spelling",
                    "#| export\nfrom sft_nb.tasks.core import Score, task", f"#| export\n{block('A task')}",
                    'found = TASK.score("tac", dict(word="cat", backwards="tac"))\n'
@@ -91,7 +91,7 @@ def add_task(copy:Copy)->None:
 def add_format(copy:Copy)->None:
     lines = marked("A format")
     copy.edit("nbs/02_rows/00_settings.ipynb", "FORMATS = dict(", f"FORMATS = dict(\n    {lines['FORMATS']}")
-    copy.edit("nbs/02_rows/03_readers.ipynb", "_READERS = dict(\n", f"_READERS = dict(\n    {lines['_READERS']}\n")
+    copy.edit("nbs/02_rows/04_readers.ipynb", "_READERS = dict(\n", f"_READERS = dict(\n    {lines['_READERS']}\n")
 
 
 def add_check(copy:Copy)->None:
@@ -115,7 +115,7 @@ from sft_nb.checks.rows import check_few
 from sft_nb.config.load import load_config
 from sft_nb.panels.rows import DataPanel
 from sft_nb.base.report import ConfigError
-from sft_nb.rows.formats import to_messages
+from sft_nb.rows.readers import to_messages
 from sft_nb.rows.readers import detect
 from sft_nb.tasks.core import get_task
 from sft_nb.tasks.metrics import measure_answers

@@ -21,7 +21,7 @@ from ..config.load import Config
 from ..config.settings import is_default, SETTINGS
 from ..tokens.encode import end_ids
 from ..tokens.dataset import Data
-from ..batches.collate import DataCollatorForCausalLM, supervise_all
+from ..batches.layout import DataCollatorForCausalLM, supervise_all
 from ..batches.layout import Layout, rows_of_largest_batch
 from ..batches.packing import Extent, training_extent
 from ..model.experts import balance_weight

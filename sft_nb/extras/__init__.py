@@ -5,14 +5,15 @@ from importlib import import_module
 # module here -> its names that are public names of `sft_nb`
 PUBLIC = {"losses": "LossState LossPanel", "plan_panel": "PlanState PlanPanel", "html_report": "run_page",
           "gguf_checks": "gguf_adapter", "search": "Search search",
-          "compare": "compare", "card": "make_card write_card", "verify": "verify"}
+          "compare": "compare", "explain": "explain", "card": "make_card write_card", "verify": "verify"}
 
 # modules that stand here, by their names in older versions
 OLDER = {f"sft_nb.{part}.{module}": module for part, modules in {
-    "evaluation": "openai_client search", "panels": "html_report losses", "rows": "proposals texts tool_calls",
+    "evaluation": "openai_client search", "panels": "html_report losses", "rows": "proposals texts tool_calls", "batches": "states",
     "model": "cpu_cross_entropy fsdp kernels own_model sequence_parallel", "tokens": "template_cache",
     "proof": "folder_checks gguf_checks server_checks"}.items() for module in modules.split()} | {
-    "sft_nb.panels.plan": "plan_panel"}
+    "sft_nb.panels.plan": "plan_panel"} | {
+    f"sft_nb.tasks.{name}": f"tasks.{name}" for name in "nli summarize tools translate units".split()}
 
 
 def _load_part(module:str, name:str=""):
@@ -32,7 +33,9 @@ EXTENSIONS = {
     "few_shot": partial(_load_part, "few_shot"),
     "compare": partial(_load_part, "compare", "compare"),
     "near_duplicates": partial(_load_part, "near_duplicates"),
+    "nearest_rows": partial(_load_part, "nearest_rows"),
     "replay": partial(_load_part, "replay", "replay"),
+    "explain": partial(_load_part, "explain", "explain"),
     "card": partial(_load_part, "card"),
     "verify": partial(_load_part, "verify", "verify"),
     "server_evaluator": partial(_load_part, "openai_client", "ServerEvaluator"),
@@ -48,6 +51,7 @@ EXTENSIONS = {
     "loss": partial(_load_part, "cpu_cross_entropy"),
     "weights": partial(_load_part, "packed_experts"),
     "deepspeed": partial(_load_part, "deepspeed"),
+    "deepspeed_steps": partial(_load_part, "deepspeed_steps"),
     "parallelism": partial(_load_part, "sharding"),
     "encodings": partial(_load_part, "encodings"),
     "template_fixes": partial(_load_part, "template_fixes"),
@@ -55,6 +59,10 @@ EXTENSIONS = {
     "row_formats": partial(_load_part, "row_formats"),
     "proposals": partial(_load_part, "proposals"),
     "skeletons": partial(_load_part, "template_cache"),
+    "states": partial(_load_part, "states"),
+    "tasks": partial(_load_part, "tasks"),
     "texts": partial(_load_part, "text_findings"),
+    "trackers": partial(_load_part, "trackers"),
+    "workbooks": partial(_load_part, "workbooks"),
     "workers": partial(_load_part, "workers"),
 }

@@ -14,6 +14,8 @@ import numpy as np
 from fastcore.basics import patch
 
 from ..base.escape import escape_html
+from ..base.extensions import extension, need_extension
+from ..base.view import part_html
 from ..base.files import write_atomically
 from ..base.report import command, ConfigError, pluralise, shell_quote, SftError
 from ..tasks.core import Score
@@ -247,6 +249,25 @@ def pair_html(self:EvalState)->str:
     return turn_html(Turn(a.prompt, [], replies, {}, a.expected, a.where))
 
 @patch
+def measure_near(self:EvalState)->None:
+    "Measure the training rows with the checkpoint in view, or read what was measured; `SftError` without sft_nb.extras"
+    measure = need_extension("nearest_rows", "EvalPanel", what="a measurement of training rows").measure_rows
+    self.kept["near", self.checkpoint] = measure(self.run, self.checkpoint)
+
+@patch
+def near_html(self:EvalState)->str:
+    "The training rows near the current row; empty before they are measured"
+    found = self.kept.get(("near", self.checkpoint))
+    if found is None or self.pair() is None: return ""
+    where = self.pair()[0].where
+    if (key := ("near", self.checkpoint, where)) not in self.kept:
+        rows = found.near(where)
+        table = part_html(extension("nearest_rows").rows_table(rows)) if rows else "this row was not measured"
+        notes = "".join(f"<div>{escape_html(note)}</div>" for note in found.notes)
+        self.kept[key] = f"<div style='margin-top:6px'><b>Training rows near it</b></div>{table}{notes}"
+    return self.kept[key]
+
+@patch
 def summary_html(self:EvalState)->str:
     "The conclusions of the sweep, and the figures of each group and label"
     if (key := ("says", self.checkpoint)) not in self.kept:
@@ -277,7 +298,7 @@ def html(self:EvalState)->str:
     "Chart, list, and the row in view; or why there is nothing"
     if self.sweep is None: return self.problem_html()
     title = f"<div style='margin-top:6px'><b>{escape_html(self.list_title())}</b></div>"
-    rows = self.pair_html() + self._table() if len(self.numbers()) else ""
+    rows = self.pair_html() + self.near_html() + self._table() if len(self.numbers()) else ""
     return f"{self._chart()}{self.summary_html()}{title}{rows}"
 
 # %% ../../nbs/14_panels/10_evaluation.ipynb #evl0htm6
@@ -310,6 +331,7 @@ class EvalPanel(Panel):
         self.text = Text("", placeholder="search, then Enter")
         self.export = Button("export these rows", title="their locations, as JSON lines, in the run")
         self.ask = Button("ask both now", title="base and checkpoint answer the question in view, below")
+        self.near = Button("training rows near it", title="in meaning and in gradient; measured once, in a while")
         self.again = Button("read the sweep again", title="after another sweep of the run")
         self.sorts, self.step = Control(), Control()
         head = [dict(name="row", width="64px", wide=True), dict(name="question"),
@@ -334,13 +356,15 @@ class EvalPanel(Panel):
         return [state.scores_chart(self.step), html_block(state.summary_html()),
                 controls_row(self.checkpoint, self.klass, self.text), controls_row(self.filter),
                 html_block(f"<div class='sft-title'>{escape_html(state.list_title(paged=False))}</div>"), self.table,
-                controls_row(self.ask, self.export, self.again), note, html_block(state.pair_html()), *trial]
+                controls_row(self.ask, self.near, self.export, self.again), note, html_block(state.pair_html()),
+                html_block(state.near_html()), *trial]
 
 # %% ../../nbs/14_panels/10_evaluation.ipynb #95eff7ea
 @patch
 def _bind(self:EvalPanel)->None:
     "Connect the controls to the state"
-    for button, act in ((self.export, self._export), (self.ask, self.try_it), (self.again, self.state.reload)):
+    for button, act in ((self.export, self._export), (self.ask, self.try_it), (self.near, self._measure_near),
+                        (self.again, self.state.reload)):
         button.on_click(lambda _, act=act: self._do(act))
     for name in ("checkpoint", "filter", "klass", "text"): self._follow(getattr(self, name), name)
     self._follow(self.sorts, "order")
@@ -380,7 +404,7 @@ def fill(self:EvalPanel)->None:
     "Set the controls from the state"
     s, there = self.state, self.state.sweep is not None
     self.filling = True
-    controls = self.checkpoint, self.filter, self.klass, self.text, self.ask, self.export
+    controls = self.checkpoint, self.filter, self.klass, self.text, self.ask, self.near, self.export
     for control in controls: control.disabled = not there
     if there:
         _set_options(self.checkpoint, [*s.sweep.checkpoints], s.checkpoint)
@@ -388,7 +412,7 @@ def fill(self:EvalPanel)->None:
         _set_options(self.klass, ["all", *s.classes()], s.klass)
         self.klass.hidden = not s.classes()
         n = len(s.numbers())
-        self.ask.disabled = self.export.disabled = not n
+        self.ask.disabled = self.near.disabled = self.export.disabled = not n
         self.sorts.value = s.order
         version = f"{s.checkpoint} {s.filter} {s.klass} {s.order} {s.text}"
         self.table.fill(n, version, s.at + s.chosen if n else None)
@@ -405,6 +429,13 @@ def _export(self:EvalPanel)->None:
     self.note = f"<div>{len(self.state.numbers()):,} ids are in {escape_html(file)}</div>"
 
 # %% ../../nbs/14_panels/10_evaluation.ipynb #8674d77a
+@patch
+def _measure_near(self:EvalPanel)->None:
+    self.note = f"<div role='status'>Measuring training rows with {escape_html(self.state.checkpoint)} …</div>"
+    self.draw(save=False)   # measuring may take a while
+    self.note = ""
+    self.state.measure_near()
+
 @patch
 def try_it(self:EvalPanel)->None:
     "Hand the question in view to a `GenerationPanel` below; nothing if the list is empty"

@@ -84,6 +84,12 @@ class EvalState:
     def pair_html(self) -> str:
         """The current row; empty if the list is empty"""
 
+    def measure_near(self) -> None:
+        """Measure the training rows with the checkpoint in view, or read what was measured; `SftError` without sft_nb.extras"""
+
+    def near_html(self) -> str:
+        """The training rows near the current row; empty before they are measured"""
+
     def summary_html(self) -> str:
         """The conclusions of the sweep, and the figures of each group and label"""
 
@@ -124,6 +130,7 @@ class EvalPanel(Panel):
     text: Text
     export: Button
     ask: Button
+    near: Button
     again: Button
     sorts: Control
     step: Control

@@ -211,6 +211,22 @@ class Run(Viewable):
             without: rows, counted from 1, that the step does not learn
             learning_rate: of the step; None: as scheduled"""
 
+    def nearest_rows(self, checkpoint: str | None=None, *, n: int=5, most: int=2000) -> Any:
+        """For wrong held-out answers, the training rows nearest in meaning and in gradient; ConfigError if none are held out
+        
+        Args:
+            checkpoint: adapter, or checkpoint-N; None: the best of the last sweep, else the adapter
+            n: wrong answers
+            most: training rows to measure, drawn at random if there are more"""
+
+    def doubtful_rows(self, checkpoint: str | None=None, *, n: int=20, most: int=2000) -> Any:
+        """The training rows that look mislabelled: their answers surprise the model that learned them
+        
+        Args:
+            checkpoint: as for `nearest_rows`
+            n: rows to list
+            most: as for `nearest_rows`"""
+
 def check_links(path: Path) -> None:
     """ConfigError for a link in it that leads out of it: a run reads, writes and removes only its own files
     

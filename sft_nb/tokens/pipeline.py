@@ -21,7 +21,7 @@ from ..base.report import edit, SftError
 from ..config.load import Config
 from ..rows.messages import is_blank
 from ..rows.readers import detect
-from ..rows.formats import ColumnsError
+from ..rows.readers import ColumnsError
 from ..rows.columns import columns_of_text, find_rejections, is_numeric_label, names_held_out_split
 from ..rows.sources import Mixture, open_rows, row_key
 from ..tasks.core import ANY_FORMAT, Task

@@ -10,7 +10,7 @@ from sft_nb.rows import column_names
 from sft_nb.rows.columns import ColumnRenamer, parse_fields
 from sft_nb.rows.readers import detect
 from sft_nb.extras.proposals import propose_fields
-from sft_nb.rows.formats import to_messages
+from sft_nb.rows.readers import to_messages
 from sft_nb.tokens.prepare import prepare
 
 QUESTION, ANSWER = "How do I reset my password, number {}?", "Open the settings and choose reset ({})."
