@@ -10,7 +10,7 @@ __all__ = ['singular_words', 'name_rank', 'has_role', 'is_mixed_name', 'is_answe
 import re
 from functools import lru_cache
 
-from ..rows.column_names import column_words, fold_case
+from ..rows.readers import column_words, fold_case
 
 # %% ../../nbs/16_extras/25_column_roles.ipynb #cro00006
 _WORDS = {   # role -> English words; parts of words in other languages
