@@ -56,6 +56,7 @@ EXTENSIONS = {
     "message_shapes": partial(_load_part, "message_shapes"),
     "row_formats": partial(_load_part, "row_formats"),
     "proposals": partial(_load_part, "proposals"),
+    "rejections": partial(_load_part, "column_roles", "find_rejections"),
     "skeletons": partial(_load_part, "template_cache"),
     "states": partial(_load_part, "states"),
     "tasks": partial(_load_part, "tasks"),

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FORMAT_FIELDS', 'TEXT_COLUMNS', 'parse_fields', 'match_columns', 'ColumnRenamer', 'TrackedRow', 'unread_columns',
            'unread_message_keys', 'numbers_in_texts', 'kto_label', 'exclusion_reason', 'is_numeric_label',
-           'is_honoured', 'are_metadata', 'like_flags', 'names_held_out_split', 'find_rejections', 'columns_of_text']
+           'is_honoured', 'are_metadata', 'like_flags', 'names_held_out_split', 'columns_of_text']
 
 # %% ../../nbs/02_rows/04_columns.ipynb #8b679461
 import difflib, re
@@ -17,8 +17,7 @@ from ..base.extensions import extension
 from ..base.report import as_fix, ConfigError, edit, SftError
 from .settings import FORMATS
 from .messages import CONTENT_KEYS, is_empty, LOSS_FLAGS, read_flag, REASONING_KEYS, ROLE_KEYS
-from .readers import COMPLETION_KEYS, detect, detect_by_columns
-from .readers import column_words, join_names, value_at
+from .readers import column_words, COMPLETION_KEYS, detect, detect_by_columns, join_names, value_at
 
 # %% ../../nbs/02_rows/04_columns.ipynb #233d50b2
 FORMAT_FIELDS = (   # what the formats read
@@ -363,48 +362,6 @@ def names_held_out_split(
     value = dict.get(row, "split")
     if not isinstance(value, str): return ""
     return f"split: {value}" if value.strip().lower() in ("test", "validation", "valid", "val", "dev", "eval") else ""
-
-_GOOD_IF_TRUE = frozenset("""
-    accepted approved correct good keep pass passed resolved solved success successful useful valid verified
-    """.split())
-_BAD_IF_TRUE = frozenset("""
-    bad corrupt corrupted deleted discard discarded disliked garbage hallucinated incorrect invalid rejected removed
-    spam wrong
-    """.split())
-_VERDICTS = frozenset("""
-    annotation decision evaluation feedback judgement judgment outcome quality rating result review state status
-    validation verdict
-    """.split())
-_REJECTING = _BAD_IF_TRUE | frozenset("declined dislike downvoted fail failed reject thumbs_down".split())
-
-@lru_cache(4096)
-def _rejecting_values(name:str)->frozenset[str]:
-    "The values by which a column of this name calls a row or message bad; empty for columns that judge nothing"
-    words = [w for w in column_words(name) if w not in ("is", "was")]
-    key = words[0] if len(words) == 1 else ""
-    if key in _GOOD_IF_TRUE: return frozenset(["false", "no"] + ["0"] * (words != column_words(name)))
-    if key in _BAD_IF_TRUE: return frozenset(["true", "yes", "1"])
-    return _REJECTING if not _VERDICTS.isdisjoint(words) else frozenset()
-
-def find_rejections(
-    row:dict,
-    names:list[str],   # of unread columns
-)->list[str]:          # is_correct: False, messages.feedback: thumbs_down
-    "Verdicts in unread columns against the row, or against one of its messages"
-    found = []
-    def look(name, value):
-        if isinstance(value, dict):
-            for key, inside in value.items(): look(f"{name}.{key}", inside)
-        elif (isinstance(value, (str, bool, int)) and (rejecting := _rejecting_values(name.rpartition(".")[2]))
-              and len(text := str(value)) < 40 and "_".join(column_words(text)) in rejecting):
-            found.append(f"{name}: {text.strip()}")
-    for name in names:
-        column, _, key = name.partition(".")
-        messages = dict.get(row, column)
-        if name in row: look(name, row[name])
-        elif isinstance(messages, list):
-            for m in messages: look(name, m.get(key) if isinstance(m, dict) else None)
-    return [*dict.fromkeys(found)]
 
 # %% ../../nbs/02_rows/04_columns.ipynb #srccol02
 def _texts_in(value)->Iterator[str]:

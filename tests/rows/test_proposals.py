@@ -8,9 +8,8 @@ from sft_nb.base.report import ConfigError, SftError
 from sft_nb.extras import proposals
 from sft_nb.rows import readers
 from sft_nb.rows.columns import ColumnRenamer, parse_fields
-from sft_nb.rows.readers import detect
+from sft_nb.rows.readers import detect, to_messages
 from sft_nb.extras.proposals import propose_fields
-from sft_nb.rows.readers import to_messages
 from sft_nb.tokens.prepare import prepare
 
 QUESTION, ANSWER = "How do I reset my password, number {}?", "Open the settings and choose reset ({})."
