@@ -22,9 +22,10 @@ from .options import join_options, split_options, terminal_width
 from .commands import (
     _print_text, check_command, checkpoint_command, config_command, data_command, plan_command, search_command,
     stop_command, train_command)
-from .evaluation import (
-    card_command, chat_command, compare_command, evaluate_command, generate_command, merge_command, report_command,
-    prove_command, replay_command, runs_command, sweep_command, verdict_command, verify_command)
+from sft_nb.cli.evaluation import (
+    card_command, chat_command, compare_command, evaluate_command, explain_command, generate_command,
+    merge_command, report_command, prove_command, replay_command, runs_command, sweep_command, verdict_command,
+    verify_command)
 
 # %% ../../nbs/15_cli/03_console.ipynb #ac0075f1
 COMMANDS = dict(
@@ -32,7 +33,7 @@ COMMANDS = dict(
     verdict=verdict_command, compare=compare_command, generate=generate_command, chat=chat_command,
     merge=merge_command, prove=prove_command,
     report=report_command, card=card_command, verify=verify_command,
-    replay=replay_command,
+    replay=replay_command, explain=explain_command,
     check=check_command, plan=plan_command,
     data=data_command, config=config_command, runs=runs_command, stop=stop_command, checkpoint=checkpoint_command)
 

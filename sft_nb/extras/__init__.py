@@ -5,7 +5,7 @@ from importlib import import_module
 # module here -> its names that are public names of `sft_nb`
 PUBLIC = {"losses": "LossState LossPanel", "plan_panel": "PlanState PlanPanel", "html_report": "run_page",
           "gguf_checks": "gguf_adapter", "search": "Search search",
-          "compare": "compare", "card": "make_card write_card", "verify": "verify"}
+          "compare": "compare", "explain": "explain", "card": "make_card write_card", "verify": "verify"}
 
 # modules that stand here, by their names in older versions
 OLDER = {f"sft_nb.{part}.{module}": module for part, modules in {
