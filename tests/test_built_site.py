@@ -1,4 +1,5 @@
 """The static site of scripts/build_site.py, crawled: links, anchors, titles, pictures, signatures, and no text lost."""
+import fcntl
 import html
 import os
 import re
@@ -48,11 +49,17 @@ def faults(site:Path)->list[str]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory)->Path:
-    "The whole site, built without warnings"
-    out = tmp_path_factory.mktemp("site")
-    command = [sys.executable, ROOT/"scripts/build_site.py", "--out", out]
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    "The whole site, built without warnings, once for all workers"
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ: shared = shared.parent
+    out, said = shared/"site", shared/"site.txt"
+    with open(shared/"site.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not said.exists():
+            command = [sys.executable, str(ROOT/"scripts/build_site.py"), "--out", str(out)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            said.write_text(f"exit code {done.returncode}\n{(done.stdout + done.stderr)[-4000:]}")
+    assert said.read_text().startswith("exit code 0\n"), said.read_text()
     return out
 
 

@@ -26,10 +26,10 @@ from .commands import (
     check_command, checkpoint_command, config_command, data_command, plan_command,
     search_command, stop_command, train_command)
 from .evaluation import (
-    _CARD_OPTIONS, _COMPARE, _EVALUATE, _GENERATE, _MERGE, _PAGE, _PROVE, _REPLAY, _REPLY_OPTIONS, _RUNS, _SWEEP,
-    _VERDICT, _VERIFY,
-    card_command, chat_command, compare_command, evaluate_command, generate_command, merge_command, report_command,
-    prove_command, replay_command, runs_command, sweep_command, verdict_command, verify_command)
+    _CARD_OPTIONS, _COMPARE, _EVALUATE, _EXPLAIN, _GENERATE, _MERGE, _PAGE, _PROVE, _REPLAY, _REPLY_OPTIONS, _RUNS,
+    _SWEEP, _VERDICT, _VERIFY,
+    card_command, chat_command, compare_command, evaluate_command, explain_command, generate_command, merge_command,
+    report_command, prove_command, replay_command, runs_command, sweep_command, verdict_command, verify_command)
 
 # %% ../../nbs/15_cli/03_console.ipynb #ac0075f1
 COMMANDS = dict(
@@ -37,7 +37,7 @@ COMMANDS = dict(
     verdict=verdict_command, compare=compare_command, generate=generate_command, chat=chat_command,
     merge=merge_command, prove=prove_command,
     report=report_command, card=card_command, verify=verify_command,
-    replay=replay_command,
+    replay=replay_command, explain=explain_command,
     check=check_command, plan=plan_command,
     data=data_command, config=config_command, runs=runs_command, stop=stop_command, checkpoint=checkpoint_command)
 
@@ -77,7 +77,7 @@ def _find_command(
 _OWN_OPTIONS = dict(
     train=_TRAIN, search=_SEARCH, evaluate=_EVALUATE, sweep=_SWEEP, verdict=_VERDICT, compare=_COMPARE,
     generate=_GENERATE, chat=_REPLY_OPTIONS, merge=_MERGE, prove=_PROVE, report=_PAGE, card=_CARD_OPTIONS,
-    verify=_VERIFY, replay=_REPLAY, check=_CHECK, plan=_PLAN,
+    verify=_VERIFY, replay=_REPLAY, explain=_EXPLAIN, check=_CHECK, plan=_PLAN,
     data=_DATA, config=_CONFIG, runs=_RUNS, stop=_STOP, checkpoint=_CHECKPOINT_NOW)
 _WITH_SETTINGS = ("train", "search", "check", "plan", "data", "config")
 

@@ -5,7 +5,7 @@ from importlib import import_module
 # module here -> its names that are public names of `sft_nb`
 PUBLIC = {"losses": "LossState LossPanel", "plan_panel": "PlanState PlanPanel", "html_report": "run_page",
           "gguf_checks": "gguf_adapter", "search": "Search search",
-          "compare": "compare", "card": "make_card write_card", "verify": "verify"}
+          "compare": "compare", "explain": "explain", "card": "make_card write_card", "verify": "verify"}
 
 # modules that stand here, by their names in older versions
 OLDER = {f"sft_nb.{part}.{module}": module for part, modules in {
@@ -35,6 +35,7 @@ EXTENSIONS = {
     "near_duplicates": partial(_load_part, "near_duplicates"),
     "nearest_rows": partial(_load_part, "nearest_rows"),
     "replay": partial(_load_part, "replay", "replay"),
+    "explain": partial(_load_part, "explain", "explain"),
     "card": partial(_load_part, "card"),
     "verify": partial(_load_part, "verify", "verify"),
     "server_evaluator": partial(_load_part, "openai_client", "ServerEvaluator"),
