@@ -91,7 +91,7 @@ def add_task(copy:Copy)->None:
 def add_format(copy:Copy)->None:
     lines = marked("A format")
     copy.edit("nbs/02_rows/00_settings.ipynb", "FORMATS = dict(", f"FORMATS = dict(\n    {lines['FORMATS']}")
-    copy.edit("nbs/02_rows/04_readers.ipynb", "_READERS = dict(\n", f"_READERS = dict(\n    {lines['_READERS']}\n")
+    copy.edit("nbs/02_rows/03_readers.ipynb", "_READERS = dict(\n", f"_READERS = dict(\n    {lines['_READERS']}\n")
 
 
 def add_check(copy:Copy)->None:

@@ -150,52 +150,18 @@ def verdict_command(args:list[str])->int:
     return made.exit_code
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0com01
-_COMPARE = dict(
-    a=_WHAT, b=Option(str, ..., "the second model", first=True),
-    among=Option(int|None, None, "models the two were selected from; None: all scored on the same rows"), **_ASKS)
-
 def compare_command(args:list[str])->int:
     "Compare two tuned models on the same rows: is the second better than the first?"
-    options = parse_own("compare", args, _COMPARE, summary=compare_command.__doc__)
-    for what in (options.a, options.b): _check_target_exists(what, options)
-    compare = need_extension("compare", "sft_nb compare")
-    made = compare(options.a, options.b, among=options.among, **_evaluation_options(options))
-    _print_json_or_report(made, options.json)
-    return 0
-
-# %% ../../nbs/15_cli/02_evaluation.ipynb #cr0rpl02
-_REPLAY = dict(
-    run=_RUN, step=Option(int, ..., "the optimiser step, counted from 1"),
-    without=Option(tuple[str,...], (), "rows that the step does not learn, as in 3,4; counted from 1"),
-    learning_rate=Option(float|None, None, "of this step; None: as scheduled"), trust_remote_code=_TRUST, json=_JSON)
+    return need_extension("commands", "sft_nb compare").compare_two(args)
 
 def replay_command(args:list[str])->int:
     "Take an optimiser step of a run again: its rows, and its loss beside what was logged; exits with 1 if they differ"
-    options = parse_own("replay", args, _REPLAY, summary=replay_command.__doc__)
-    words = [word for text in options.without for word in text.split(",") if word]
-    if wrong := [word for word in words if not word.isdigit()]:
-        raise ConfigError("--without", f"{wrong[0]!r} is not a number of a row", "as in 3,4", edit(without=[3, 4]))
-    _check_run_exists(options)
-    replay = need_extension("replay", "sft_nb replay")
-    made = replay(options.run, options.step, without=[*map(int, words)], learning_rate=options.learning_rate,
-                  trust_remote_code=options.trust_remote_code, progress=not options.json)
-    _print_json_or_report(made, options.json)
-    return 1 if made.equal is False else 0
+    return need_extension("commands", "sft_nb replay").replay_step(args)
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #48241ca8
-_EXPLAIN = dict(
-    run=_RUN, budget=Option(str|None, None, "time for experiments: 600, 10m; None: a quarter of the training's"),
-    trust_remote_code=_TRUST, json=_JSON)
-
 def explain_command(args:list[str])->int:
     "Say why a run disappoints: ranked causes with figures and fixes, by its files and by short experiments"
-    options = parse_own("explain", args, _EXPLAIN, summary=explain_command.__doc__)
-    _check_run_exists(options)
-    explain = need_extension("explain", "sft_nb explain")
-    made = explain(options.run, budget=options.budget, trust_remote_code=options.trust_remote_code,
-                   progress=not options.json)
-    _print_json_or_report(made, options.json)
-    return 0
+    return need_extension("commands", "sft_nb explain").explain_run(args)
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0gen02
 _REPLY_OPTIONS = dict(
