@@ -63,9 +63,8 @@ profile: $(READY)       ## CPU seconds of every test and notebook, child process
 lab: $(READY)           ## the notebooks, beginning with the quickstart
 	$(BIN)/jupyter lab nbs --LabApp.default_url=/lab/tree/recipes/01_quickstart.ipynb
 
-docs: $(READY)          ## the site in _docs (needs Quarto)
-	$(BIN)/python scripts/readme.py
-	$(BIN)/nbdev_docs
+docs: $(READY)          ## the site in _docs
+	$(BIN)/python scripts/build_site.py
 
 bench: $(READY)         ## figures of this machine into benchmarks/results
 	$(BIN)/python benchmarks/demo.py
@@ -90,5 +89,5 @@ $(READY): constraints.txt settings.ini setup.py
 ifeq ($(TORCH),cpu)
 	$(BIN)/python -m pip install -q -c constraints.txt torch --index-url $(CPU_TORCH)
 endif
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,docs]'
 	touch $@

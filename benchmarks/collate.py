@@ -18,7 +18,7 @@ def main():
     import numpy as np
     from transformers import DataCollatorForSeq2Seq
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
-    from sft_nb.batches.collate import DataCollatorFlattening, DataCollatorForCausalLM
+    from sft_nb.batches.layout import DataCollatorFlattening, DataCollatorForCausalLM
     from sft_nb.config.load import load_config
     from sft_nb.tokens.tokenizer import load_tokenizer
     tok = load_tokenizer(load_config())

@@ -54,7 +54,7 @@ def resident_mib()->float:
 
 def save(name:str, device:str="cpu", **result)->dict:
     "Write benchmarks/results/NAME.json with date, processor and versions"
-    from sft_nb.runs.environment import environment
+    from sft_nb.runs.status import environment
     facts = {k: v for k, v in environment(device).items() if k in ("python", "cpus", "packages")}
     result = dict(benchmark=name, date=time.strftime("%Y-%m-%d"), processor=processor(), **facts, **result)
     RESULTS.mkdir(exist_ok=True)

@@ -24,7 +24,7 @@ TINY = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attenti
 
 def conversations(name:str)->list[list[dict]]:
     "The rows of a set as messages; tool calls as text, so that TRL can take them too"
-    from sft_nb.rows.formats import to_messages
+    from sft_nb.rows.readers import to_messages
     from sft_nb.tokens.template import as_text
     from sft_nb.rows.sources import read_rows
     talks = [as_text(to_messages(r)) for r in read_rows(shared(SETS[name])).values()]

@@ -25,8 +25,7 @@ from unittest.mock import patch
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from sft_nb.batches.collate import CollatorWithPositions, DataCollatorFlattening
-from sft_nb.batches.layout import eval_mode
+from sft_nb.batches.layout import CollatorWithPositions, DataCollatorFlattening, eval_mode
 from sft_nb.config.load import Config, load_config
 from sft_nb.model.adapter import add_adapter
 from sft_nb.model.attention import register_varlen

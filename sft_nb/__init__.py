@@ -2,9 +2,9 @@ __version__ = "0.1.0"
 
 import logging as _logging, sys as _sys
 
-from .base.before_torch import set_torch_environment as _set_torch_environment
+from .base.installation import (check_platform as _check_platform, pause_garbage_collection as _pause_garbage_collection,
+                                set_torch_environment as _set_torch_environment)
 from .base.extensions import extension as _extension, note_missing as _note_missing, REINSTALL as _REINSTALL
-from .base.installation import check_platform as _check_platform, pause_garbage_collection as _pause_garbage_collection
 
 _check_platform()
 _set_torch_environment()
@@ -13,8 +13,7 @@ _set_torch_environment()
 _NAMES = {
     "base.report": "SftError ConfigError Finding Report",
     "config.load": "Config load_config save_config config_names table",
-    "rows.readers": "detect",
-    "rows.formats": "to_messages",
+    "rows.readers": "detect to_messages",
     "rows.sources": "open_rows read_rows",
     "tasks.core": "Task Score get_task task task_names",
     "tasks.answers": "final_number",
@@ -26,8 +25,7 @@ _NAMES = {
     "tokens.dataset": "Data Split",
     "tokens.prepare": "prepare",
     "tokens.display": "spans spans_html spans_text",
-    "batches.collate": "DataCollatorForCausalLM DataCollatorFlattening",
-    "batches.layout": "collator_for",
+    "batches.layout": "DataCollatorForCausalLM DataCollatorFlattening collator_for",
     "model.hardware": "choose_device choose_dtype DEVICES find_device",
     "model.precision": "audit cast_head norms_to_float32 adapters_to_float32 autocast_forward",
     "model.attention": "choose_attention varlen_attention",
@@ -78,12 +76,16 @@ def __dir__(): return sorted([*globals(), *_HOME])
 
 # Modules by their place in older versions, which users' task files and configs import.
 _MOVED = {f"sft_nb.{name}": f"sft_nb.{folder}.{name.split('.')[-1]}" for folder, names in {
-    "base": "before_torch credentials display escape extensions files installation progress report",
+    "base": "credentials display escape extensions files installation progress report",
     "config": "settings bases", "rows": "thoughts",
     "model.finetuning": "optimizer model.optimizer model.checkpointing model.parallelism model.trl_trainer",
     }.items() for name in names.split()} | {
     "sft_nb.model.generate": "sft_nb.model.generation", "sft_nb.model.sampling": "sft_nb.model.generation",
-    "sft_nb.config_files": "sft_nb.config.files"} | (_extension("older_modules") or {})
+    "sft_nb.config_files": "sft_nb.config.files", "sft_nb.before_torch": "sft_nb.base.installation",
+    "sft_nb.base.before_torch": "sft_nb.base.installation", "sft_nb.rows.formats": "sft_nb.rows.readers",
+    "sft_nb.rows.column_names": "sft_nb.rows.readers",
+    "sft_nb.batches.collate": "sft_nb.batches.layout", "sft_nb.runs.environment": "sft_nb.runs.status",
+    "sft_nb.proof.reference": "sft_nb.proof.folder"} | (_extension("older_modules") or {})
 
 
 class _OldNames:

@@ -9,7 +9,7 @@ from sft_nb.config.load import save_config as save_config
 from sft_nb.config.load import config_names as config_names
 from sft_nb.config.load import table as table
 from sft_nb.rows.readers import detect as detect
-from sft_nb.rows.formats import to_messages as to_messages
+from sft_nb.rows.readers import to_messages as to_messages
 from sft_nb.rows.sources import open_rows as open_rows
 from sft_nb.rows.sources import read_rows as read_rows
 from sft_nb.tasks.core import Task as Task
@@ -32,8 +32,8 @@ from sft_nb.tokens.prepare import prepare as prepare
 from sft_nb.tokens.display import spans as spans
 from sft_nb.tokens.display import spans_html as spans_html
 from sft_nb.tokens.display import spans_text as spans_text
-from sft_nb.batches.collate import DataCollatorForCausalLM as DataCollatorForCausalLM
-from sft_nb.batches.collate import DataCollatorFlattening as DataCollatorFlattening
+from sft_nb.batches.layout import DataCollatorForCausalLM as DataCollatorForCausalLM
+from sft_nb.batches.layout import DataCollatorFlattening as DataCollatorFlattening
 from sft_nb.batches.layout import collator_for as collator_for
 from sft_nb.model.hardware import choose_device as choose_device
 from sft_nb.model.hardware import choose_dtype as choose_dtype
@@ -107,9 +107,10 @@ from sft_nb.extras.gguf_checks import gguf_adapter as gguf_adapter
 from sft_nb.extras.search import Search as Search
 from sft_nb.extras.search import search as search
 from sft_nb.extras.compare import compare as compare
+from sft_nb.extras.explain import explain as explain
 from sft_nb.extras.card import make_card as make_card
 from sft_nb.extras.card import write_card as write_card
 from sft_nb.extras.verify import verify as verify
 
 __version__: str
-__all__ = ['SftError', 'ConfigError', 'Finding', 'Report', 'Config', 'load_config', 'save_config', 'config_names', 'table', 'detect', 'to_messages', 'open_rows', 'read_rows', 'Task', 'Score', 'get_task', 'task', 'task_names', 'final_number', 'load_tokenizer', 'choose_pad', 'Template', 'split_conversation', 'encode', 'encode_prompts', 'end_ids', 'conversation', 'Data', 'Split', 'prepare', 'spans', 'spans_html', 'spans_text', 'DataCollatorForCausalLM', 'DataCollatorFlattening', 'collator_for', 'choose_device', 'choose_dtype', 'DEVICES', 'find_device', 'audit', 'cast_head', 'norms_to_float32', 'adapters_to_float32', 'autocast_forward', 'choose_attention', 'varlen_attention', 'add_supervised_loss', 'chunked_cross_entropy', 'load_base', 'guard_4bit', 'count_parameters', 'load_model', 'load_adapter', 'add_adapter', 'Generation', 'generate', 'Plan', 'plan', 'Workbench', 'resolve', 'preflight', 'Run', 'plot', 'list_runs', 'train', 'resume', 'build_trainer', 'launch', 'wilson', 'mean_interval', 'difference', 'rows_needed', 'detectable', 'Answer', 'Scores', 'Forgetting', 'Evaluation', 'evaluate', 'Sweep', 'sweep', 'Verdict', 'verdict', 'merge', 'probe', 'parity', 'Proof', 'prove', 'BatchState', 'BatchPanel', 'DataState', 'DataPanel', 'RunState', 'RunPanel', 'GenerationState', 'GenerationPanel', 'EvalState', 'EvalPanel', 'LossState', 'LossPanel', 'PlanState', 'PlanPanel', 'run_page', 'gguf_adapter', 'Search', 'search', 'compare', 'make_card', 'write_card', 'verify']
+__all__ = ['SftError', 'ConfigError', 'Finding', 'Report', 'Config', 'load_config', 'save_config', 'config_names', 'table', 'detect', 'to_messages', 'open_rows', 'read_rows', 'Task', 'Score', 'get_task', 'task', 'task_names', 'final_number', 'load_tokenizer', 'choose_pad', 'Template', 'split_conversation', 'encode', 'encode_prompts', 'end_ids', 'conversation', 'Data', 'Split', 'prepare', 'spans', 'spans_html', 'spans_text', 'DataCollatorForCausalLM', 'DataCollatorFlattening', 'collator_for', 'choose_device', 'choose_dtype', 'DEVICES', 'find_device', 'audit', 'cast_head', 'norms_to_float32', 'adapters_to_float32', 'autocast_forward', 'choose_attention', 'varlen_attention', 'add_supervised_loss', 'chunked_cross_entropy', 'load_base', 'guard_4bit', 'count_parameters', 'load_model', 'load_adapter', 'add_adapter', 'Generation', 'generate', 'Plan', 'plan', 'Workbench', 'resolve', 'preflight', 'Run', 'plot', 'list_runs', 'train', 'resume', 'build_trainer', 'launch', 'wilson', 'mean_interval', 'difference', 'rows_needed', 'detectable', 'Answer', 'Scores', 'Forgetting', 'Evaluation', 'evaluate', 'Sweep', 'sweep', 'Verdict', 'verdict', 'merge', 'probe', 'parity', 'Proof', 'prove', 'BatchState', 'BatchPanel', 'DataState', 'DataPanel', 'RunState', 'RunPanel', 'GenerationState', 'GenerationPanel', 'EvalState', 'EvalPanel', 'LossState', 'LossPanel', 'PlanState', 'PlanPanel', 'run_page', 'gguf_adapter', 'Search', 'search', 'compare', 'explain', 'make_card', 'write_card', 'verify']

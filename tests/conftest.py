@@ -27,8 +27,8 @@ if "SFT_NB_CACHE" not in os.environ:           # for rows prepared by tests and 
 
 
 # the slowest files; started late, the last one would run alone
-LONGEST = ("test_demo", "test_plain_install", "test_together", "test_launch", "test_kill", "test_browser",
-           "test_compile")
+LONGEST = ("test_built_site", "test_demo", "test_plain_install", "test_together", "test_launch", "test_kill",
+           "test_browser", "test_compile")
 
 
 def pytest_collection_modifyitems(items):

@@ -222,6 +222,7 @@ compare a b --nothing | 2 | --nothing is not an option | sft_nb compare --help
 replay runs/none | 2 | --step is missing | --step VALUE
 replay runs/none --step 3 | 2 | there is no such directory | sft_nb runs
 replay runs/none --step 3 --without a | 2 | 'a' is not a number of a row | --without 3 4
+explain runs/none | 2 | there is no such directory | sft_nb runs
 merge | 2 | run is missing | sft_nb merge runs/NAME
 merge folder | 2 | there is no config.json in it | sft_nb runs
 merge runs/none --out x | 2 | there is no such directory | sft_nb runs

@@ -76,7 +76,7 @@ def add_setting(copy:Copy)->None:
 
 def add_task(copy:Copy)->None:
     last = max(int(p.name[:2]) for p in (copy.folder/"nbs/03_tasks").glob("*.ipynb"))
-    name = f"03_tasks/{last + 1}_spelling.ipynb"
+    name = f"03_tasks/{last + 1:02}_spelling.ipynb"
     copy.add_cells(f"nbs/{name}", "# spelling\n\n> Words, spelled backwards.", "#| default_exp tasks.spelling",
                    "#| export\nfrom sft_nb.tasks.core import Score, task", f"#| export\n{block('A task')}",
                    'found = TASK.score("tac", dict(word="cat", backwards="tac"))\n'
@@ -115,7 +115,7 @@ from sft_nb.checks.rows import check_few
 from sft_nb.config.load import load_config
 from sft_nb.panels.rows import DataPanel
 from sft_nb.base.report import ConfigError
-from sft_nb.rows.formats import to_messages
+from sft_nb.rows.readers import to_messages
 from sft_nb.rows.readers import detect
 from sft_nb.tasks.core import get_task
 from sft_nb.tasks.metrics import measure_answers

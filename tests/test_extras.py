@@ -159,8 +159,8 @@ for line in {lines}: print("code", main(line.split()))
 
 
 NEED_THEM = ("compare runs/x runs/x", "sweep runs/x --follow", "search --config demo --learning-rate 1e-3 1e-2",
-             "report runs/x", "replay runs/x --step 1", "merge runs/x --out a.gguf", "prove runs/x --gguf a.gguf",
-             "prove runs/x --server http://localhost:1",
+             "report runs/x", "replay runs/x --step 1", "explain runs/x", "merge runs/x --out a.gguf",
+             "prove runs/x --gguf a.gguf", "prove runs/x --server http://localhost:1",
              "evaluate runs/x --eval-samples 2 --server http://localhost:1")
 
 

@@ -77,7 +77,7 @@ def test_the_package_index_gets_whole_addresses(wheel):
     assert pictures and all(u.startswith("https://raw.githubusercontent.com/") for u in pictures)
     extras = set(re.findall(r"^Provides-Extra: (.+)$", metadata, re.M))
     assert extras == {"lab", "track", "deepspeed", "flash", "fast", "hybrid", "prove", "smollm2", "excel",
-                      "search", "all", "dev"}
+                      "search", "all", "dev", "docs"}
 
 
 def test_the_package_index_is_told_who_may_use_it_where(wheel):
@@ -145,6 +145,6 @@ def test_who_reports_a_defect_is_asked_for_the_check():
 
 def test_variables_are_not_set_where_torch_has_read_them(monkeypatch):
     import torch   # noqa: F401
-    from sft_nb.base.before_torch import set_torch_environment
+    from sft_nb.base.installation import set_torch_environment
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     assert set_torch_environment() == {} and "GOMP_SPINCOUNT" not in os.environ

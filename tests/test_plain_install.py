@@ -131,7 +131,7 @@ def steps(*options)->str:
 def test_make_can_install_a_torch_without_cuda():
     cpu = "pip install -q -c constraints.txt torch --index-url https://download.pytorch.org/whl/cpu"
     assert cpu not in steps("demo") and "whl/cpu" not in steps("newest")
-    assert steps("demo", "TORCH=cpu").index(cpu) < steps("demo", "TORCH=cpu").index("-e '.[dev]'")
+    assert steps("demo", "TORCH=cpu").index(cpu) < steps("demo", "TORCH=cpu").index("-e '.[dev,docs]'")
     assert steps("newest", "TORCH=cpu").index("whl/cpu") < steps("newest", "TORCH=cpu").index("--newest")
 
 

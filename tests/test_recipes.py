@@ -27,7 +27,8 @@ def test_they_are_all_there(): assert [*map(name, RECIPES)] == [
     "06_translation_by_domain", "07_inference_with_reasoning", "08_very_long_documents", "09_tool_calls",
     "10_reasoning_data", "11_continue_an_adapter", "12_from_here_to_preferences", "13_serve_and_prove", "14_many_gpus",
     "15_your_own_objects", "16_a_judge", "17_experts_hybrids_reasoning",
-    "18_replay_of_a_spike", "19_a_card_to_check"]
+    "18_replay_of_a_spike", "19_a_card_to_check", "20_a_whole_job",
+    "21_a_run_that_disappoints"]
 
 
 @pytest.mark.parametrize("book", RECIPES, ids=name)

@@ -134,34 +134,20 @@ def lost(tree)->dict[str,list[str]]:
     return {name: blocks for name, blocks in missing.items() if blocks}
 
 
-def copy_project(folder, execute:bool, pages=None)->None:
-    "The notebooks, or some of them, and what nbdev needs, in `folder`: nothing is written into this tree"
+def copy_project(folder)->None:
+    "The notebooks and what nbdev needs, in `folder`: nothing is written into this tree, and no cell is executed"
     for name, also in (("nbs", "runs"), ("sft_nb", "")):   # what the pages have written
         left_out = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", also)
         shutil.copytree(ROOT/name, folder/name, ignore=left_out)
     for file in ("settings.ini", "setup.py", "pyproject.toml", "_quarto.yml"): shutil.copy(ROOT/file, folder)
-    if not execute:
-        settings = folder/"settings.ini"
-        text = re.sub(r"^skip_procs =.*$", "skip_procs = exec_show_docs", settings.read_text(), flags=re.M)
-        settings.write_text(text)
-    for book in notebooks(folder):
-        if pages is not None and str(book.path.relative_to(folder/"nbs")) not in pages: book.path.unlink()
+    settings = folder/"settings.ini"
+    text = re.sub(r"^skip_procs =.*$", "skip_procs = exec_show_docs", settings.read_text(), flags=re.M)
+    settings.write_text(text)
 
 
 def test_no_page_loses_text(tmp_path):
-    "Without executing the cells that import, which takes two minutes for all pages: see the next two tests"
-    copy_project(tmp_path, execute=False)
-    done = processed(tmp_path)
-    assert done.returncode == 0, done.stderr[-6000:]
-    assert lost(tmp_path) == {}
-
-
-EXECUTED = ("00_base/08_report.ipynb", "05_batches/00_collate.ipynb", "recipes/01_quickstart.ipynb")
-
-@pytest.mark.parametrize("pages", [EXECUTED, pytest.param(None, marks=pytest.mark.soak)], ids=["some", "all"])
-def test_pages_are_made_as_for_the_site(tmp_path, pages):
-    "nbdev executes the cells that import or export, to show signatures and docstrings"
-    copy_project(tmp_path, execute=True, pages=pages)
+    "For `nbdev_docs`; the published pages are those of test_built_site"
+    copy_project(tmp_path)
     done = processed(tmp_path)
     assert done.returncode == 0, done.stderr[-6000:]
     assert lost(tmp_path) == {}

@@ -7,7 +7,7 @@ __all__ = ['check_versions', 'check_device', 'nvidia_cards', 'check_gpu', 'neare
            'check_tracking', 'check_hub', 'check_memory', 'check_extent', 'last_answer_lengths', 'check_usual']
 
 # %% ../../nbs/09_checks/01_environment.ipynb #f969be02
-import os, re, resource, shutil, subprocess, tempfile
+import os, resource, shutil, tempfile
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
 from pathlib import Path
@@ -21,10 +21,10 @@ from ..base.report import Finding, as_fix, command, edit, fail, ok, pluralise, s
 from ..config.settings import is_default
 from ..tokens.tokenizer import model_path
 from ..tokens.dataset import Data
-from ..model.hardware import find_hardware
+from ..model.hardware import find_hardware, float16_gain, torch_for_driver
 from ..batches.layout import text_config
 from ..batches.packing import Extent
-from ..model.load import position_limit
+from ..model.load import check_packing, position_limit
 from ..planning.plan import Plan
 from .core import check
 
@@ -48,25 +48,17 @@ def check_versions(requirements:list[str]|None)->Finding|None:
 @check("environment")
 def check_device(*, device:str, dtype:str, model:str, revision:str|None, method:str)->Finding:
     "the device exists and computes in the requested format"
-    return ok(str(find_hardware(device=device, dtype=dtype, model=model, revision=revision, method=method)))
+    found = find_hardware(device=device, dtype=dtype, model=model, revision=revision, method=method)
+    if method == "qlora": check_packing(found.device, found.dtype)
+    slow = (found.device, dtype, found.dtype) == ("cuda", "auto", torch.float32)
+    if not slow or (gain := float16_gain()) < 2: return ok(str(found))
+    return warn(f"{found}; its products are {gain:.1f} times as fast in float16, measured, with a loss that is scaled",
+                edit(dtype="float16"))
 
 # %% ../../nbs/09_checks/01_environment.ipynb #a553796a
 def nvidia_cards()->int:
     "Number of NVIDIA GPUs that this process can see in /dev"
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
-
-def _torch_for_driver()->str:
-    "The command that installs a torch for this machine's driver; any CUDA 12 build runs on any CUDA 12 driver"
-    install = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
-    try: shown = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=10, check=True).stdout
-    except (OSError, subprocess.SubprocessError): shown = ""
-    found = re.search(r"CUDA Version: (\d+)\.(\d+)", shown)
-    if found is None: return f"{install}cu128, for the CUDA that nvidia-smi names"
-    driver = int(found[1]), int(found[2])
-    if driver < (12, 0): return f"a newer driver: this one is for CUDA {found[1]}.{found[2]}, and torch needs 12 or 13"
-    least = dict(cu130=(13, 0), cu128=(12, 8), cu126=(12, 0))
-    wheel = next(name for name, version in least.items() if driver >= version)
-    return f"{install}{wheel} (the driver is for CUDA {found[1]}.{found[2]})"
 
 @check("environment")
 def check_gpu(*, device:str, num_processes:int)->Finding|None:
@@ -78,6 +70,10 @@ def check_gpu(*, device:str, num_processes:int)->Finding|None:
         started = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 0)   # by a launcher
         used = started or num_processes
         idle = visible - used
+        names = sorted({torch.cuda.get_device_name(k) for k in range(min(used, visible))}) if used > 1 else ()
+        if len(names) > 1:
+            text = f"the GPUs differ ({', '.join(names)}): what fits the smallest is used, and all wait for the slowest"
+            return warn(text, "set CUDA_VISIBLE_DEVICES to equal ones")
         if idle < 1: return None
         first = "the first" if used == 1 else f"{used}"
         rest = "the other is" if idle == 1 else f"the other {idle} are"
@@ -90,7 +86,7 @@ def check_gpu(*, device:str, num_processes:int)->Finding|None:
     build = "is built without CUDA"
     if torch.version.cuda is not None: build = f"is built for CUDA {torch.version.cuda}, and its driver cannot be used"
     text = f"{cards} present, but torch {torch.__version__} {build}: training would run on the CPU"
-    return warn(text, as_fix(_torch_for_driver()) | edit(device="cpu"))
+    return warn(text, as_fix(torch_for_driver()) | edit(device="cpu"))
 
 # %% ../../nbs/09_checks/01_environment.ipynb #ba134230
 def nearest_folder(path:str|Path)->Path:

@@ -19,7 +19,6 @@ from pathlib import Path
 from ..base.escape import escape_controls
 from ..base.display import Drawn, format_change, with_bar
 from ..base.view import own_fields, part_html, RecordTable, Table, View, view_text
-from ..base.credentials import redact_json
 from ..base.files import remove_temporaries
 from ..base.progress import format_duration, log, log_disk_error, Progress, progress_listener
 from ..rows.thoughts import answer_of
@@ -38,7 +37,7 @@ from ..model.load import load_base
 from ..planning.bits import BitsCost, cost_of_bits, few_rows, in_16_bits, why_not_in_16_bits
 from ..workbench import leaves_base, Workbench
 from ..runs.directory import check_permissions, earlier_adapter, Run
-from ..runs.checkpoint import keep_score, scored_alike, step_of, weights_digest
+from ..runs.checkpoint import keep_score, scored_alike, weights_digest
 from ..runs.locate import find_target, name_of_weights, Target
 from .statistics import Difference
 from .perplexity import Forgetting, forgetting, general_examples
@@ -551,20 +550,6 @@ def evaluate(
     return e if run is None else replace(e, scored_alike=scored_alike(run.path, e.checkpoint))
 
 # %% ../../nbs/12_evaluation/05_evaluate.ipynb #6495b1b2
-_TRACKED_ANSWERS = 20   # answers in a tracker's table
-
-def _send_to_trackers(e:Evaluation, run:Run)->None:
-    "The figures of both models, and the first answers"
-    from sft_nb.training.arguments import send_scores, TrackedScores   # loads TRL
-    step = step_of(Path(e.checkpoint)) if e.checkpoint.startswith("checkpoint-") else run.step
-    figures = dict(accuracy=e.tuned.accuracy, answered=e.tuned.answered, ended=e.tuned.ended) | e.tuned.figures
-    base = [None] * e.tuned.n
-    if e.base is not None: figures, base = figures | dict(base_accuracy=e.base.accuracy), e.base.answers
-    tuned = e.tuned.answers[:_TRACKED_ANSWERS]
-    rows = [[a.prompt, a.expected, b and b.text, a.text, a.correct] for a, b in zip(tuned, base)]
-    scored = TrackedScores(step, figures, ("prompt", "expected", "base", "tuned", "correct"), redact_json(rows))
-    send_scores(run, scored)
-
 def save_evaluation(
     e:Evaluation,
     evaluator:Evaluator,
@@ -581,6 +566,8 @@ def save_evaluation(
         e.save(run.path/"eval"/f"{e.checkpoint}{other}.json")
         remove_temporaries(run.path/"eval", patient=True)   # left by a killed process
         keep_score(run.path, e.checkpoint, by, float(value), evaluator.questions.key, own=not other, weights=e.weights)
-    if not other: _send_to_trackers(e, run)
+    if not other and (run.config.wandb or run.config.report_to):
+        if trackers := extension("trackers"): trackers.send_evaluation(e, run)
+        else: log("sft_nb: trackers do not get the scores: that needs sft_nb.extras, which is missing")
     card = extension("card")
     if card and not other and e.checkpoint == "adapter": card.keep_card(run)

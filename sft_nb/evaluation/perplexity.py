@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ..base.report import SftError
-from ..rows.formats import to_messages
+from ..rows.readers import to_messages
 from ..rows.sources import read_rows
 from ..tokens.encode import encode
 from ..tokens.tokenizer import ASSETS

@@ -5,14 +5,15 @@ from importlib import import_module
 # module here -> its names that are public names of `sft_nb`
 PUBLIC = {"losses": "LossState LossPanel", "plan_panel": "PlanState PlanPanel", "html_report": "run_page",
           "gguf_checks": "gguf_adapter", "search": "Search search",
-          "compare": "compare", "card": "make_card write_card", "verify": "verify"}
+          "compare": "compare", "explain": "explain", "card": "make_card write_card", "verify": "verify"}
 
 # modules that stand here, by their names in older versions
 OLDER = {f"sft_nb.{part}.{module}": module for part, modules in {
-    "evaluation": "openai_client search", "panels": "html_report losses", "rows": "proposals texts tool_calls",
+    "evaluation": "openai_client search", "panels": "html_report losses", "rows": "proposals texts tool_calls", "batches": "states",
     "model": "cpu_cross_entropy fsdp kernels own_model sequence_parallel", "tokens": "template_cache",
     "proof": "folder_checks gguf_checks server_checks"}.items() for module in modules.split()} | {
-    "sft_nb.panels.plan": "plan_panel"}
+    "sft_nb.panels.plan": "plan_panel"} | {
+    f"sft_nb.tasks.{name}": f"tasks.{name}" for name in "nli summarize tools translate units".split()}
 
 
 def _load_part(module:str, name:str=""):
@@ -27,10 +28,9 @@ EXTENSIONS = {
     "older_modules": lambda: {old: f"{__name__}.{module}" for old, module in OLDER.items()},
     "known_names": lambda: _load_part("other_tools", "OtherTools")(),
     "run_page": partial(_load_part, "html_report", "run_page"),
-    "search": partial(_load_part, "search", "search"),
     "sweeps": partial(_load_part, "sweeps"),
     "few_shot": partial(_load_part, "few_shot"),
-    "compare": partial(_load_part, "compare", "compare"),
+    "commands": partial(_load_part, "cli.commands"),
     "near_duplicates": partial(_load_part, "near_duplicates"),
     "nearest_rows": partial(_load_part, "nearest_rows"),
     "replay": partial(_load_part, "replay", "replay"),
@@ -49,13 +49,19 @@ EXTENSIONS = {
     "loss": partial(_load_part, "cpu_cross_entropy"),
     "weights": partial(_load_part, "packed_experts"),
     "deepspeed": partial(_load_part, "deepspeed"),
+    "deepspeed_steps": partial(_load_part, "deepspeed_steps"),
     "parallelism": partial(_load_part, "sharding"),
     "encodings": partial(_load_part, "encodings"),
     "template_fixes": partial(_load_part, "template_fixes"),
     "message_shapes": partial(_load_part, "message_shapes"),
     "row_formats": partial(_load_part, "row_formats"),
     "proposals": partial(_load_part, "proposals"),
+    "rejections": partial(_load_part, "column_roles", "find_rejections"),
     "skeletons": partial(_load_part, "template_cache"),
+    "states": partial(_load_part, "states"),
+    "tasks": partial(_load_part, "tasks"),
     "texts": partial(_load_part, "text_findings"),
+    "trackers": partial(_load_part, "trackers"),
+    "workbooks": partial(_load_part, "workbooks"),
     "workers": partial(_load_part, "workers"),
 }

@@ -28,7 +28,7 @@ from ..tokens.encode import encode_prompts
 from ..tokens.template import Template
 from ..batches.layout import text_config
 from ..proof.merge import merge_command, with_system_prompt
-from ..proof.reference import Reference
+from ..proof.folder import Reference
 from ..proof.folder import (
     Expected, failed, flatten_config, Folder, NUMBER_FORMATS, passed, ProofStage, run_check, stored_as)
 from .prompt_causes import find_cause, PromptComparison, RenderedPrompt

@@ -19,13 +19,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from ..base.report import as_fix, command, ConfigError, Fix, MissingPathError, shell_quote, skipped
-from ..config.bases import gguf_package, is_gguf
+from ..config.bases import is_gguf
 from ..tokens.tokenizer import model_path
 from ..batches.layout import text_config
 from ..runs.directory import open_run, Run
 from ..evaluation.evaluate import leaves_base
 from ..proof.folder import Expected, failed, passed, ProofStage, run_check
 from ..proof.prove import Served
+from .gguf_bases import gguf_package
 from .folder_checks import (
     compare_context, compare_ends, compare_prompts, compare_system_prompt, compare_tensor, describe_differences,
     differs, relative_error, renderer_of)

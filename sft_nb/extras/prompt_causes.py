@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..tokens.encode import encode_prompts
 from ..tokens.template import Template
-from ..proof.reference import GreedyAnswer
+from ..proof.folder import GreedyAnswer
 
 # %% ../../nbs/16_extras/09_prompt_causes.ipynb #9f02da47
 @dataclass(frozen=True)

@@ -24,13 +24,12 @@ from ..model.generation import continue_tokens, Generation
 from ..model.hardware import free_memory
 from ..model.load import load_base
 from ..planning.bits import in_16_bits
-from ..proof.reference import answer_greedily, FORMAT_NATS
+from ..proof.folder import answer_greedily, FORMAT_NATS
 from ..runs.checkpoint import checkpoint_folders, step_of, weights_digest
 from ..runs.directory import check_links, Run
-from ..runs.environment import installed
+from ..runs.status import ACTIVE, installed
 from ..runs.names import named_run
 from ..runs.provenance import base_folder, changes, weights_of
-from ..runs.status import ACTIVE
 from ..tokens.conversations import conversation
 from ..tokens.prepare import prepare, read_kept
 from ..tasks.core import task_of

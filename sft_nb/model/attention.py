@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['Documents', 'find_documents', 'window_of', 'announce_documents', 'assume_documents', 'varlen_mask',
-           'varlen_attention', 'register_varlen', 'choose_attention']
+           'varlen_attention', 'try_attention', 'register_varlen', 'choose_attention']
 
 # %% ../../nbs/06_model/03_attention.ipynb #a2588552
 import inspect
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from typing import Any, Callable, NamedTuple
 
@@ -19,9 +19,9 @@ import torch.nn.functional as F
 import transformers   # parts are imported on use: masks and attentions load torch's compiler
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, is_flash_attn_4_available
 
+from ..base.extensions import extension
 from ..base.report import ConfigError, SftError, edit, error_summary
 from ..batches.layout import model_class, supports_flattening, text_config
-from ..batches.states import separate_rows
 
 # %% ../../nbs/06_model/03_attention.ipynb #5e1b42b0
 class Documents(NamedTuple):
@@ -117,6 +117,7 @@ class _Assumed(NamedTuple):
     "The document lengths passed to `assume_documents`"
     lengths:tuple[int,...]
     cuda:bool   # True: as on a CUDA device
+    flash:bool  # which has FlashAttention
 
 _ASSUMED:ContextVar[_Assumed|None] = ContextVar("assumed", default=None)
 
@@ -125,9 +126,10 @@ _ASSUMED:ContextVar[_Assumed|None] = ContextVar("assumed", default=None)
 def assume_documents(
     *lengths:int,   # tokens of each document
     cuda:bool,      # True: as on a CUDA device
+    flash:bool=True,   # which has FlashAttention
 ):
     "Context manager in which every mask is these documents, whatever the tensors say; for tensors without values"
-    token = _ASSUMED.set(_Assumed(lengths, cuda))
+    token = _ASSUMED.set(_Assumed(lengths, cuda, flash))
     try: yield
     finally: _ASSUMED.reset(token)
 
@@ -160,7 +162,8 @@ def varlen_mask(
 )->Documents|torch.Tensor|None:
     "Called by transformers to make a mask: `Documents` if they describe it completely, else the mask of `sdpa`"
     if (assumed := _ASSUMED.get()) is not None:
-        return Documents(torch.zeros(len(assumed.lengths) + 1, dtype=torch.int32), max(assumed.lengths), None)
+        window = window_of(mask_function) or None   # False: unknown
+        return Documents(torch.zeros(len(assumed.lengths) + 1, dtype=torch.int32), max(assumed.lengths), window)
     if attention_mask is None and batch_size == 1 and q_length == kv_length and not use_vmap:
         if (docs := _find_documents(mask_function, q_length, device)) is not None: return docs
     return transformers.masking_utils.sdpa_mask(batch_size, q_length, kv_length, *args, mask_function=mask_function,
@@ -191,35 +194,55 @@ def _attention_from_scores(q, k, v, mask:torch.Tensor|None, *, scale:float, drop
     return F.dropout(weights, dropout)[..., :k.shape[2]] @ v
 
 # %% ../../nbs/06_model/03_attention.ipynb #c897ccdd
-def _causal_mask(n:int, window:int|None, device, *, sinks:bool=False)->torch.Tensor|None:
-    "The mask of a document of `n` tokens with a sliding window; None if `is_causal` is enough"
-    if window is None or window >= n - sinks: return None
-    at = torch.arange(n, device=device)
-    mask = (at[None] <= at[:, None]) & (at[None] > at[:, None] - window)
-    if sinks: mask[:, 0] = True
-    return mask
+_FEWEST_QUERIES = 512   # of a block
+
+def _attend_in_blocks(attend:Callable, q, k, v, window:int|None, *, sinks:bool=False)->torch.Tensor:
+    "`attend(q, k, v, mask)` for one document (1, H, n, D); the mask is None if `is_causal` is enough"
+    n, out = q.shape[2], []
+    if window is None or window >= n - sinks: return attend(q, k, v, None)
+    at, size = torch.arange(n, device=q.device), max(window, _FEWEST_QUERIES)
+    for begin, queries in zip(range(0, n, size), at.split(size)):
+        first, end = max(0, begin - window + 1), begin + len(queries)
+        seen = [slice(0, 1), slice(first, end)] if sinks and first else [slice(first, end)]   # the sink is always seen
+        keys = torch.cat([at[s] for s in seen])
+        mask = (keys <= queries[:, None]) & (keys > queries[:, None] - window)
+        if sinks: mask[:, 0] = True
+        part = (torch.cat([x[:, :, s] for s in seen], 2) if len(seen) > 1 else x[:, :, seen[0]] for x in (k, v))
+        out.append(attend(q[:, :, begin:end], *part, mask))
+    return torch.cat(out, 2)
 
 # %% ../../nbs/06_model/03_attention.ipynb #5147e7c2
-def _attend_to_each_document(q, k, v, docs:Documents, *, scale:float, dropout:float, softcap:float|None)->torch.Tensor:
+def _cuda_and_flash(device)->tuple[bool,bool]:
+    "Is it a CUDA device, and does it have FlashAttention?"
+    if (assumed := _ASSUMED.get()) is not None: return assumed.cuda, assumed.cuda and assumed.flash
+    return device.type == "cuda", device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+_HALF = (torch.bfloat16, torch.float16)
+
+def _attend_by_sdpa(q, k, v, mask:torch.Tensor|None, *, scale:float, dropout:float)->torch.Tensor:
+    "One document: (1, H, T, D); key and value heads are repeated where PyTorch's kernels cannot read groups"
+    groups, (is_cuda, has_flash) = q.shape[1] // k.shape[1], _cuda_and_flash(q.device)
+    reads_groups = has_flash and mask is None and q.dtype in _HALF and q.shape[-1] == v.shape[-1] <= 256
+    if groups > 1 and is_cuda and not reads_groups: k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=dropout,
+                                          scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+
+def _attend_to_each_document(q, k, v, docs:Documents, *, scale:float, dropout:float, softcap:float|None,
+                             from_scores:bool=False)->torch.Tensor:
     "Attend to one document after the other: (1, H, T, D)"
-    assumed, grouped, out = _ASSUMED.get(), q.shape[1] != k.shape[1], []
+    assumed, attend = _ASSUMED.get(), partial(_attend_by_sdpa, scale=scale, dropout=dropout)
+    if softcap is not None or from_scores:
+        attend = partial(_attention_from_scores, scale=scale, dropout=dropout, softcap=softcap)
     lengths = docs.lengths if assumed is None else assumed.lengths
-    for n, *qkv in zip(lengths, *(x.split(lengths, 2) for x in (q, k, v))):
-        mask = _causal_mask(n, docs.window, q.device, sinks=docs.sinks)
-        if softcap is not None:
-            out.append(_attention_from_scores(*qkv, mask, scale=scale, dropout=dropout, softcap=softcap))
-        else: out.append(F.scaled_dot_product_attention(*qkv, attn_mask=mask, is_causal=mask is None,
-                                                        dropout_p=dropout, scale=scale, enable_gqa=grouped))
-    return torch.cat(out, 2)
+    each = zip(*(x.split(lengths, 2) for x in (q, k, v)))
+    return torch.cat([_attend_in_blocks(attend, *qkv, docs.window, sinks=docs.sinks) for qkv in each], 2)
 
 # %% ../../nbs/06_model/03_attention.ipynb #814f46f7
 def _flash_can_compute(q, v, dropout:float, softcap:float|None)->bool:
     "Can PyTorch's variable-length kernel compute this?"
     if dropout or softcap is not None: return False
     if q.shape[-1] != v.shape[-1] or q.shape[-1] > 256: return False
-    if q.dtype not in (torch.bfloat16, torch.float16): return False
-    if (assumed := _ASSUMED.get()) is not None: return assumed.cuda
-    return q.is_cuda and torch.cuda.get_device_capability(q.device) >= (8, 0)
+    return q.dtype in _HALF and _cuda_and_flash(q.device)[1]
 
 # %% ../../nbs/06_model/03_attention.ipynb #1d38caea
 # older versions need no argument for grouped-query attention (same results in 2.11)
@@ -270,14 +293,20 @@ def _as_autocast(*tensors:torch.Tensor)->tuple[torch.Tensor,...]:
 # %% ../../nbs/06_model/03_attention.ipynb #ebfdbdd2
 _SHORT = 512   # tokens: a CPU attends to shorter documents faster in float32 than in bfloat16
 
-def _attend_to_documents(q, k, v, docs:Documents, **how)->torch.Tensor:
-    "(B, T, H, D)"
+_FASTEST:dict[tuple,str] = {}   # device, dtype, head size, window?, sinks? -> flash, sdpa or scores, if tried
+
+def _attend_to_documents(q, k, v, docs:Documents, *, kernel:str|None=None, **how)->torch.Tensor:
+    "(B, T, H, D); `kernel`: the fastest to use, else that of `try_attention`"
     q, k, v = _as_autocast(q, k, v)
-    sees_all = not docs.sinks or docs.window is None or docs.window >= docs.longest - 1   # a window would hide the sink
-    if sees_all and _flash_can_compute(q, v, how["dropout"], how["softcap"]):
-        if docs.sinks: docs = docs._replace(window=None)
+    if docs.sinks and docs.window is not None and docs.window >= docs.longest - 1: docs = docs._replace(window=None)
+    hides_sink = docs.sinks and docs.window is not None
+    tried = q.device.type, q.dtype, q.shape[-1], docs.window is not None, docs.sinks
+    kernel = kernel or _FASTEST.get(tried, "flash")
+    if kernel == "flash" and not hides_sink and _flash_can_compute(q, v, how["dropout"], how["softcap"]):
         return _attend_by_flash(q, k, v, docs, how["scale"]).transpose(1, 2)
-    if q.device.type != "cpu" or q.dtype == torch.float32 or docs.longest > _SHORT:
+    how["from_scores"] = kernel == "scores"
+    on_cpu = q.device.type == "cpu" and not _cuda_and_flash(q.device)[0]
+    if not on_cpu or q.dtype == torch.float32 or docs.longest > _SHORT:
         return _attend_to_each_document(q, k, v, docs, **how).transpose(1, 2).contiguous()
     with torch.autocast("cpu", enabled=False):
         out = _attend_to_each_document(q.float(), k.float(), v.float(), docs, **how)
@@ -301,7 +330,8 @@ def _attend_to_documents_with_sinks(q, k, v, docs:Documents, sinks:torch.Tensor,
     known = None if docs.known is None else tuple(n + 1 for n in docs.known)
     docs = docs._replace(cu=docs.cu + more, longest=docs.longest + 1, sinks=True, known=known)
     assumed = _ASSUMED.get()
-    longer = assume_documents(*(n + 1 for n in assumed.lengths), cuda=assumed.cuda) if assumed else nullcontext()
+    longer = nullcontext()
+    if assumed: longer = assume_documents(*(n + 1 for n in assumed.lengths), cuda=assumed.cuda, flash=assumed.flash)
     with longer: out = _attend_to_documents(q, k, v, docs, **how)
     return out[:, at, :, :width]
 
@@ -342,6 +372,75 @@ def varlen_attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, **how, **kwargs)
     how |= dict(softcap=softcap, sinks=s_aux)
     return _attend_in_python(query, key, value, attention_mask, cu_seq_lens_q, **how), None
+
+# %% ../../nbs/06_model/03_attention.ipynb #db8bcc15
+_SIZES = 5, 24, 35   # tokens of documents
+_NEAR = .03          # relative error: rounding to 8 bits gives .01, a wrong border .5
+
+def _results_of(attend:Callable, *inputs:torch.Tensor)->list[torch.Tensor]:
+    "Output (1, H, T, D) and the gradients of a weighted sum of it, in float32 on the host"
+    out = attend(*inputs).float()
+    weights = torch.linspace(-1, 1, out.numel(), device=out.device).view_as(out)
+    return [x.detach().float().cpu() for x in (out, *torch.autograd.grad((out * weights).sum(), inputs))]
+
+def _why_not(kernel:str, inputs:list, window:int|None)->str:
+    "The reason why a kernel cannot be used: it fails, or is wrong; empty: it is right"
+    q, *_, sinks = inputs if len(inputs) > 3 else (*inputs, None)
+    how, inputs = dict(scale=q.shape[-1] ** -.5, dropout=0., softcap=None), [x for x in inputs if x is not None]
+    cu = torch.tensor([0, *_SIZES], device=q.device).cumsum(0).int()
+    docs = Documents(cu, max(_SIZES), window, known=_SIZES)
+    def together(q, k, v, *sinks):
+        attend = _attend_to_documents_with_sinks if sinks else _attend_to_documents
+        return attend(q, k, v, docs, *sinks, kernel=kernel, **how).transpose(1, 2)
+    def by_definition(q, k, v, *sinks):
+        attend = partial(_attention_from_scores, sinks=sinks[0] if sinks else None, **how)
+        each = zip(*(x.split(_SIZES, 2) for x in (q, k, v)))
+        return torch.cat([_attend_in_blocks(attend, *qkv, window) for qkv in each], 2)
+    try: got = _results_of(together, *inputs)
+    except Exception as e: return f"fails ({type(e).__name__}: {error_summary(e)[:100]})"
+    want = _results_of(by_definition, *(x.detach().float().cpu().requires_grad_() for x in inputs))
+    off = max(float((a - b).norm() / b.norm()) for a, b in zip(got, want))
+    return "" if off < _NEAR else f"is off by {off:.0%}"
+
+_KERNELS = dict(flash="its variable-length kernel", sdpa="scaled_dot_product_attention", scores="the definition")
+
+@lru_cache
+@torch.enable_grad()
+def _try_kernels(device:str, dtype:torch.dtype, size:int, value_size:int, groups:int, window:int|None, sinks:bool)->str:
+    "Note the fastest kernel that is right, and return what fails, in words; empty: the fastest is"
+    draw = torch.Generator().manual_seed(0)
+    shapes = (1, 2 * groups, sum(_SIZES), size), (1, 2, sum(_SIZES), size), (1, 2, sum(_SIZES), value_size)
+    numbers = [torch.randn(s, generator=draw) for s in shapes] + ([torch.linspace(-1, 1, 2 * groups)] if sinks else [])
+    try: inputs = [x.to(device, dtype).requires_grad_() for x in numbers]
+    except Exception: return ""   # there is no such device, which others report
+    names = [name for name in _KERNELS if name != "flash" or _flash_can_compute(inputs[0], inputs[2], 0., None)]
+    failed = []
+    with torch.autocast(device, enabled=False):
+        while len(names) > 1 and (why := _why_not(names[0], inputs, window)): failed.append((names.pop(0), why))
+    if not failed: return ""
+    _FASTEST[device, dtype, size + 8 * sinks, window is not None, sinks] = names[0]
+    what = f"head size {size}{' and a window' if window else ''}{' and sinks' if sinks else ''}"
+    return f"; with {what} " + ", ".join(f"{_KERNELS[name]} {why}" for name, why in failed) + f": {_KERNELS[names[0]]}"
+
+def try_attention(
+    device:str,
+    dtype:torch.dtype,   # what it computes in
+    shape:Any,           # the model's config
+)->str:                  # to be added to a reason; empty: the fastest kernels are right
+    "Try the kernels of `varlen` with the head sizes, windows and sinks of a model, and use the fastest that are right"
+    text = text_config(shape)
+    heads = getattr(text, "num_attention_heads", None)
+    if not isinstance(heads, int) or not heads: return ""   # no attention, or one of another number in each layer
+    groups = max(1, heads // (getattr(text, "num_key_value_heads", None) or heads))
+    size = getattr(text, "head_dim", None) or getattr(text, "hidden_size", 0) // heads
+    sizes = {(size, size), *((n, n) for n in [getattr(text, "global_head_dim", None)] if n)}
+    if latent := getattr(text, "qk_nope_head_dim", None):
+        sizes, groups = {(latent + text.qk_rope_head_dim, text.v_head_dim)}, 1
+    windows = [None, 7] if getattr(text, "sliding_window", None) else [None]
+    kind = model_class(shape)
+    sinks = kind is not None and "s_aux" in inspect.getsource(inspect.getmodule(kind))
+    known = [pair for pair in sorted(sizes) if all(pair)]
+    return "".join(_try_kernels(device, dtype, *pair, groups, window, sinks) for pair in known for window in windows)
 
 # %% ../../nbs/06_model/03_attention.ipynb #a9299244
 @lru_cache
@@ -415,20 +514,21 @@ def choose_attention(
     "The attention to load a model with; ConfigError for one that is not there"
     kind, name = model_class(shape), shape.model_type
     register_varlen()
-    separate_rows(kind)
-    if wanted != "auto": return _check_requested_attention(wanted, device), "requested"
+    if states := extension("states"): states.separate_rows(kind)
+    tried = "" if wanted not in ("auto", "varlen") else try_attention(device, dtype, shape)
+    if wanted != "auto": return _check_requested_attention(wanted, device), f"requested{tried}"
 
     flash, broken = _installed_flash(device, dtype, kind)
     softcap = getattr(text_config(shape), "attn_logit_softcapping", None)
     declares = getattr(kind, "_supports_attention_backend", False)
     of_version_2 = flash == "flash_attention_2" and not softcap and supports_flattening(shape)
     if of_version_2 and declares and not _has_custom_attention(kind, shape):
-        return "varlen", "auto: PyTorch's own kernel, that of flash-attn 2, for as many heads as it can address"
+        return "varlen", f"auto: PyTorch's own kernel, that of flash-attn 2, for as many heads as it can address{tried}"
     if flash: return flash, f"auto: {flash} is installed"
     # some look their attention up by name without declaring it: Qwen3-Next, Bamba
     is_looked_up = kind is not None and "ALL_ATTENTION_FUNCTIONS" in vars(inspect.getmodule(kind))
     if not declares and not (is_looked_up and kind._supports_sdpa): return None, f"auto: {name} has a fixed attention"
     if not supports_flattening(shape): return None, f"auto: {name} has layers or positions that reach across rows"
     if _has_custom_attention(kind, shape): return None, f"auto: {name} has its own attention"
-    if device != "cuda": return "varlen", "auto: each row by itself, without padding or masks"
-    return "varlen", f"auto: PyTorch's own variable-length kernel{broken}"
+    if device != "cuda": return "varlen", f"auto: each row by itself, without padding or masks{tried}"
+    return "varlen", f"auto: PyTorch's own variable-length kernel{broken}{tried}"

@@ -207,7 +207,7 @@ def memory_strategies(
     switches = cfg.gradient_checkpointing, cfg.keep_attention, cfg.recompute_parts, cfg.activation_offloading
     choices = [(False, True) if value == "auto" else (value,) for value in switches]
     if not recomputes: choices[0] = (False,)
-    can_offload, found = device.kind == "cuda", []
+    can_offload, found = device.kind == "cuda" and device.host != 0, []
     for way in (MemoryStrategy(*how) for how in product(methods, *choices)):
         can_keep = way.checkpointing and keeps
         for_nothing = can_keep and way.offloading and not way.keep   # it could be offloaded too
@@ -217,8 +217,8 @@ def memory_strategies(
         is_asked = way.checkpointing or cfg.activation_offloading is True
         if not way.offloading or can_offload and is_asked: found.append(way)
     if found: return found
-    text = f"there is no memory to offload to on {device.kind}"
-    raise ConfigError("activation_offloading", text, "a GPU", edit(activation_offloading=False))
+    text = f"there is no memory to offload to on {device.name}"
+    raise ConfigError("activation_offloading", text, "a GPU with memory of its own", edit(activation_offloading=False))
 
 # %% ../../nbs/07_planning/03_search.ipynb #ad283afd
 @patch
@@ -232,7 +232,8 @@ def step(self:Planner,
     batch = batch.per_process(cfg.sequence_parallel_size)
     return footprint(
         replace(cfg, method=way.method), self.tokenizer, batch, whole=self.skeleton_of(way.method),
-        attention=self.kernel, kind=self.device.kind, dtype=self.dtype, checkpointing=way.checkpointing,
+        attention=self.kernel, kind=self.device.kind, flash=self.device.flash, dtype=self.dtype,
+        checkpointing=way.checkpointing,
         keep_attention=way.keep, recompute_parts=way.parts, offloading=way.offloading,
         accumulating=cfg.gradient_accumulation_steps > 1, max_logits_mib=cfg.max_logits_mib, train=train)
 

@@ -25,7 +25,6 @@ from torch.utils.checkpoint import checkpoint
 from ..base.extensions import extension
 from ..config.load import Config
 from ..batches.layout import BatchLengths, text_config
-from ..batches.states import assume_lengths
 from ..model.attention import assume_documents
 from ..model.loss import backbone, causal_lm, Head, language_model
 from ..model.load import quantization, quiet
@@ -241,6 +240,7 @@ class Pass:
     "The settings of a pass over the model"
     attention:str="varlen"
     kind:str="cuda"                    # kernels of cuda or cpu
+    flash:bool=True                    # a CUDA device that has FlashAttention
     dtype:torch.dtype=torch.bfloat16   # what it computes in
     checkpointing:bool=False
     keep_attention:bool=False          # with checkpointing, recompute everything except attention
@@ -340,8 +340,9 @@ def _pass_context(model, batch:BatchLengths, how:Pass):
     "Context manager in which a model behaves as in such a pass"
     is_cuda = how.kind == "cuda"
     rows = documents = nullcontext()
-    if batch.flat: rows = assume_lengths(*batch.lengths)
-    if how.attention == "varlen" and batch.flat: documents = assume_documents(*batch.lengths, cuda=is_cuda)
+    if batch.flat and (states := extension("states")): rows = states.assume_lengths(*batch.lengths)
+    if how.attention == "varlen" and batch.flat:
+        documents = assume_documents(*batch.lengths, cuda=is_cuda, flash=how.flash)
     was = torch.is_autocast_enabled("cuda")   # some libraries check this
     torch.set_autocast_enabled("cuda", is_cuda and how.dtype != torch.float32)
     try:

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..base.escape import short_repr
+from ..base.extensions import extension, note_missing
 from ..base.report import command, ConfigError, edit, MissingPathError, shell_quote, SftError
 from ..config.load import require_trust, split_task_name
 from ..config.files import registered_task
 from ..rows.thoughts import answer_of, without_thought, without_thoughts
 from ..rows.messages import is_missing
-from ..rows.formats import to_messages
+from ..rows.readers import to_messages
 
 # %% ../../nbs/03_tasks/00_core.ipynb #58377e66
 ANY_FORMAT = ("chat", "classify")   # tasks whose rows may have any format
@@ -138,11 +139,13 @@ def task(
 
 # %% ../../nbs/03_tasks/00_core.ipynb #afbf1831
 def _shipped_tasks()->dict[str,tuple[str,str]]:
-    "Name -> module and variable: units_rft -> units, TASK_RFT"
-    found = {}
-    for file in Path(str(files("sft_nb")/"tasks")).glob("*.py"):
-        for variant in re.findall(r"^TASK(\w*) = ", file.read_text(encoding="utf-8"), re.MULTILINE):
-            found[file.stem + variant.lower()] = file.stem, f"TASK{variant}"
+    "Name -> module and variable: units_rft -> sft_nb.extras.tasks.units, TASK_RFT"
+    found, more = {}, extension("tasks")
+    folders = {"sft_nb.tasks": str(files("sft_nb")/"tasks")} | ({more.__name__: more.__path__[0]} if more else {})
+    for package, folder in folders.items():
+        for file in Path(folder).glob("*.py"):
+            for variant in re.findall(r"^TASK(\w*) = ", file.read_text(encoding="utf-8"), re.MULTILINE):
+                found[file.stem + variant.lower()] = f"{package}.{file.stem}", f"TASK{variant}"
     return dict(sorted(found.items()))
 
 def task_names()->list[str]:
@@ -211,10 +214,10 @@ def get_task(
     elif ":" in name: found = _import_task(name)
     elif name in shipped:
         module, variable = shipped[name]
-        found = getattr(importlib.import_module(f"sft_nb.tasks.{module}"), variable)
+        found = getattr(importlib.import_module(module), variable)
     else:
         near = difflib.get_close_matches(name, shipped, 1) or list(shipped)
-        raise ConfigError(f"task {name!r}", "there is no such task",
+        raise ConfigError(f"task {name!r}", "there is no such task" + note_missing("tasks", "others are in"),
                           f"the tasks are {', '.join(shipped)}, or task.py of your own", edit(task=near[0]))
 
     missing = [m for m in _MEMBERS if not hasattr(found, m)]

@@ -16,14 +16,13 @@ from ..base.extensions import extension
 from ..base.report import as_fix, ConfigError, edit, Fix, pluralise, SftError
 from ..config.load import Config
 from ..rows.messages import content_text, is_blank, is_missing, is_normalised
-from ..rows.readers import detect
-from ..rows.formats import ColumnsError, how_to_read, no_format_error, to_messages
+from ..rows.readers import ColumnsError, detect, how_to_read, no_format_error, to_messages
 from ..rows.columns import (
     exclusion_reason, is_honoured, numbers_in_texts, TEXT_COLUMNS, TrackedRow, unread_columns, unread_message_keys)
 from ..rows.files import Source
 from ..rows.sources import memory_source, Mixture, open_rows, unused_test_files, validation_sources
 from ..rows.columns import ColumnRenamer, FORMAT_FIELDS, parse_fields
-from ..tasks.core import ANY_FORMAT, get_task, Task
+from ..tasks.core import ANY_FORMAT, get_task, Task, task_names
 from .turns import has_content
 
 # %% ../../nbs/04_tokens/05_conversations.ipynb #0f9a6ff7
@@ -112,7 +111,7 @@ def name_columns(
     else: rows = [row for row in rows if not detect(row)]
     pairs = _applied_fields(rows[0], cfg)
     if not task.fields:
-        names = _TASKS_BY_COLUMNS if task.name == "chat" else ()
+        names = [name for name in _TASKS_BY_COLUMNS if name in task_names()] if task.name == "chat" else ()
         found = [edit(task=name) for name in names if _can_read_all(get_task(name), rows)]
         return reduce(operator.or_, [*found, how_to_read(rows, pairs, labels=task.name == "classify")])
     fix = as_fix(f"name the columns in {{fields}}: {' '.join(f'{f}=...' for f in task.fields)}")

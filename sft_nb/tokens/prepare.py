@@ -204,7 +204,8 @@ def name_task(
         raise ConfigError("task", f"{type(task).__name__} has no {', '.join(missing)}",
                           "a task: name, fields, rows, messages, score", 'make it with @task("question", "answer")')
     module, name = type(task).__module__, task.name
-    return name if module == f"sft_nb.tasks.{name}" else register_task(task)
+    is_shipped = module.startswith("sft_nb.") and module.endswith(f".tasks.{name}")
+    return name if is_shipped else register_task(task)
 
 # %% ../../nbs/04_tokens/11_prepare.ipynb #prep0051
 _NOT_OF_THE_ROWS = ("num_workers", "template_skeletons", "cache_dir")   # these change neither rows nor tokens

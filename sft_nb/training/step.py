@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['StepInProgress', 'TokenCounts', 'SkippedSteps', 'describe_micro_batch', 'describe_rows', 'non_finite_fix',
-           'save_trained_only', 'CheckedDeepSpeedEngine', 'check_deepspeed_steps', 'ConfiguredOptimizerMixin',
-           'read_log_state', 'without_model_card']
+           'ConfiguredOptimizerMixin', 'read_log_state', 'without_model_card']
 
 # %% ../../nbs/11_training/04_step.ipynb #c45549fd
 import json
@@ -15,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
 
 from ..base.report import ConfigError, Fix, pluralise, edit
 from ..model.finetuning.optimizer import create_optimizer, make_schedule
@@ -123,43 +121,6 @@ def non_finite_fix(
     else: fix = Fix(advice="a lower {learning_rate}, {dtype} bfloat16 or float32, and look at these rows")
     if on_nan == "stop": return fix | edit(on_nan="skip")
     return fix
-
-# %% ../../nbs/11_training/04_step.ipynb #e1457171
-def save_trained_only(
-    engine,   # DeepSpeed's engine for a model with an adapter
-)->None:
-    "Save only what is trained in DeepSpeed's checkpoints"
-    whole, module = engine.module_state_dict, engine.module
-    trained = {name for name, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
-    def state(*args, **kwargs): return {name: t for name, t in whole(*args, **kwargs).items() if name in trained}
-    engine.module_state_dict = state
-
-# %% ../../nbs/11_training/04_step.ipynb #b24b187e
-class CheckedDeepSpeedEngine(DeepSpeedEngineWrapper):
-    "accelerate's DeepSpeed engine, with a check between backward pass and step"
-    def __init__(self,
-        engine,          # DeepSpeed's
-        look:Callable,   # called with whether the gradient is finite in all processes, and with the micro-batch's loss
-    ):
-        super().__init__(engine)
-        self.look = look
-
-    def backward(self, loss, sync_gradients=True, **kwargs):
-        self.engine.set_gradient_accumulation_boundary(is_boundary=sync_gradients)
-        self.engine.backward(loss, **kwargs)
-        if not sync_gradients: return
-        self.look(not self.engine.optimizer.has_overflow(), loss.detach())
-        self.engine.step()
-
-def check_deepspeed_steps(trainer)->None:
-    "Refuse what is not finite before DeepSpeed takes the step, and save what is trained; called when training begins"
-    if not trainer.is_deepspeed_enabled: return
-    if hasattr(trainer.model, "peft_config"): save_trained_only(trainer.deepspeed)
-    def look(fine, loss):
-        if fine: return
-        trainer.step.losses.append(loss)
-        raise trainer.non_finite_error()
-    trainer.accelerator.deepspeed_engine_wrapped = CheckedDeepSpeedEngine(trainer.deepspeed, look)
 
 # %% ../../nbs/11_training/04_step.ipynb #6a7f8f15
 class ConfiguredOptimizerMixin:

@@ -37,7 +37,7 @@ from ..workbench import Workbench, workbench_for
 from ..checks.environment import check_gpu
 from ..checks.rows import check_held_out
 from ..checks.preflight import IN_PART, preflight, training_summary
-from ..runs.environment import write_json, write_text
+from ..runs.status import write_json, write_text
 from ..runs.checkpoint import MANIFEST, cannot_write, newest_whole, remove_leftovers, step_of, atomic_checkpoint
 from ..runs.directory import (
     can_resume, create_run, needs_system_prompt, open_run, plot, reserve_name, resume_command, Run, SYSTEM_PROMPT_FILE)

@@ -21,10 +21,10 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 from transformers.trainer_utils import EvalLoopOutput
 from trl import SFTTrainer
 
+from ..base.extensions import need_extension
 from ..base.progress import Phase
 from ..base.report import Fix, SftError, pluralise, edit, warn
-from ..batches.collate import CollatorWithPositions
-from ..batches.layout import text_config
+from ..batches.layout import CollatorWithPositions, text_config
 from ..batches.packing import BatchSampler, EpochLoader, NumberedRows, TrainingRows
 from ..model.hardware import free_memory, is_out_of_memory
 from ..model.experts import balance_weight
@@ -43,7 +43,7 @@ from .arguments import training_arguments
 from .guards import Guards, all_finite, optimizer_state, split_rows, non_finite_rows, trained_parts
 from .recorder import agree_across_ranks, early_stopping, Recorder, saves_better_loss, StopRequest
 from .step import (
-    check_deepspeed_steps, ConfiguredOptimizerMixin, describe_micro_batch, describe_rows, non_finite_fix,
+    ConfiguredOptimizerMixin, describe_micro_batch, describe_rows, non_finite_fix,
     read_log_state, SkippedSteps, StepInProgress, TokenCounts, without_model_card)
 
 # %% ../../nbs/11_training/05_trainer.ipynb #t4000004
@@ -68,7 +68,8 @@ class _TrainerHooks(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         for part, pad in self.trainer.pads: part.pad_token_id = pad   # transformers would use the tokenizer's
         self.trainer.bench.save_memory(self.trainer.model)
-        check_deepspeed_steps(self.trainer)
+        if self.trainer.is_deepspeed_enabled:
+            need_extension("deepspeed_steps", "deepspeed").check_deepspeed_steps(self.trainer)
         if self.checkpoint:
             self.trainer.restore_log_state(self.checkpoint)
             self.trainer.check_weights()

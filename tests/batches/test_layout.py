@@ -7,7 +7,7 @@ from hypothesis import given, settings as how, strategies as st
 from packaging.version import Version
 from shapes import ODD, model, shape
 
-from sft_nb.batches.collate import DataCollatorFlattening, DataCollatorForCausalLM
+from sft_nb.batches.layout import DataCollatorFlattening, DataCollatorForCausalLM
 from sft_nb.batches.layout import (
     choose_layout, collator_for, largest_batch, rows_of_largest_batch, should_flatten, takes_flattened)
 from sft_nb.config.load import load_config

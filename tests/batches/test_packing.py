@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings as how, strategies as st
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
-from sft_nb.batches.collate import DataCollatorFlattening
+from sft_nb.batches.layout import DataCollatorFlattening
 from sft_nb.config.load import load_config
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.tokenizer import model_path

@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings as how, strategies as st
 from shapes import tiny_config
 
-from sft_nb.batches import states
-from sft_nb.batches.collate import DataCollatorFlattening
+from sft_nb.extras import states
+from sft_nb.batches.layout import DataCollatorFlattening
 from sft_nb.batches.layout import choose_layout, has_states, model_class, rows_stay_apart, should_flatten
-from sft_nb.batches.states import group_rows, missing_kernels, needs_row_numbers, separate_rows
+from sft_nb.extras.states import group_rows, missing_kernels, needs_row_numbers, separate_rows
 from sft_nb.model.attention import choose_attention
 from sft_nb.model.load import auto_class, quiet
 from sft_nb.model.loss import add_supervised_loss, batch_loss

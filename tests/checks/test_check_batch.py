@@ -4,7 +4,7 @@ import pytest
 import torch
 from planted import small
 
-from sft_nb.batches.collate import DataCollatorFlattening, DataCollatorForCausalLM
+from sft_nb.batches.layout import DataCollatorFlattening, DataCollatorForCausalLM
 from sft_nb.checks.rows import (check_labels, check_mask, check_padding, check_positions, check_shapes,
                                  check_supervised)
 from sft_nb.tokens.prepare import prepare

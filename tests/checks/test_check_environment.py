@@ -80,7 +80,7 @@ def test_the_torch_for_a_driver(monkeypatch, driver, advice):
     def smi(command, **how):
         if not driver: raise FileNotFoundError("nvidia-smi")
         return SimpleNamespace(stdout=f"| NVIDIA-SMI 570.86  Driver Version: 570.86  CUDA Version: {driver} |")
-    monkeypatch.setattr(environment.subprocess, "run", smi)
+    monkeypatch.setattr("subprocess.run", smi)
     assert advice in str(check_gpu().fix)
 
 

@@ -7,7 +7,7 @@ import torch
 from learner import learner
 from planted import bad, small
 
-from sft_nb.batches.collate import DataCollatorForCausalLM
+from sft_nb.batches.layout import DataCollatorForCausalLM
 from sft_nb.checks.preflight import Evidence
 from sft_nb.checks.step import _FINE, _choose_walk, Slope, check_derivative, slopes
 from sft_nb.checks.preflight import preflight

@@ -13,7 +13,7 @@ from sft_nb.evaluation.statistics import (
     mean_interval, one_standard_error, pick, power, rows_needed, sign_test, wilson)
 from sft_nb.evaluation.verdict import decide
 from sft_nb.tasks.core import Score
-from sft_nb.tasks.translate import TASK as translate
+from sft_nb.extras.tasks.translate import TASK as translate
 
 
 def says_better(d)->bool: return d.low > 0 and d.p < .05

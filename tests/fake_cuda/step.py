@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from transformers import AutoConfig
 
-from sft_nb.batches.collate import CollatorWithPositions, DataCollatorFlattening
+from sft_nb.batches.layout import CollatorWithPositions, DataCollatorFlattening
 from sft_nb.config.load import load_config
 from sft_nb.model.finetuning.checkpointing import recompute_layers, recompute_parts
 from sft_nb.model.precision import use_kernels

@@ -14,7 +14,7 @@ from shapes import folder, model
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sft_nb.config.load import load_config
-from sft_nb.batches.collate import DataCollatorFlattening, CollatorWithPositions
+from sft_nb.batches.layout import DataCollatorFlattening, CollatorWithPositions
 from sft_nb.model import attention as ours
 from sft_nb.model.finetuning import checkpointing
 from sft_nb.model.adapter import load_model

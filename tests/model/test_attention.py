@@ -4,13 +4,13 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings as how, strategies as st
 from shapes import SHAPES, model, tiny_config
 from transformers import AutoConfig, AutoModelForCausalLM, masking_utils as masks
 from transformers.utils import import_utils
 
-from sft_nb.batches.collate import CollatorWithPositions, DataCollatorFlattening
-from sft_nb.batches.layout import rows_stay_apart
+from sft_nb.batches.layout import CollatorWithPositions, DataCollatorFlattening, rows_stay_apart
 from sft_nb.model import attention as ours
 from sft_nb.model.attention import (
     choose_attention, Documents, find_documents, announce_documents, varlen_attention, window_of)
@@ -342,3 +342,92 @@ def test_heads_are_called_in_groups_that_the_kernel_can_address(kernel, monkeypa
     got = ours._attend_by_flash(q, k, v, docs, .3)
     assert kernel == calls and torch.allclose(got, want)
     assert all(map(torch.allclose, torch.autograd.grad(got.square().sum(), (q, k, v)), want_grads))
+
+
+@pytest.mark.parametrize("window, sinks", [(None, False), (9, False), (9, True)])
+def test_a_long_document_with_a_window_is_computed_in_blocks_of_linear_memory(window, sinks, monkeypatch):
+    "Equal to one mask for all, forward and backward; no mask has more columns than a block and its window"
+    monkeypatch.setattr(ours, "_FEWEST_QUERIES", 16)
+    draw, seen = torch.Generator().manual_seed(0), []
+    q, k, v = (torch.randn(1, h, 61, 8, generator=draw, dtype=torch.float64, requires_grad=True) for h in (4, 2, 2))
+    def attend(q, k, v, mask):
+        seen.append(k.shape[2])
+        return ours._attention_from_scores(q, k, v, mask, scale=.3, dropout=0., softcap=None)
+    at = torch.arange(61)
+    mask = at <= at[:, None]
+    if window: mask = mask & ((at > at[:, None] - window) | (sinks & (at == 0)))
+    results = []
+    for out in (attend(q, k, v, mask), ours._attend_in_blocks(attend, q, k, v, window, sinks=sinks)):
+        results.append([out, *torch.autograd.grad(out.sin().sum(), [q, k, v])])
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*results))
+    assert max(seen[1:]) <= (61 if window is None else 16 + window - 1 + sinks)
+
+
+@pytest.mark.parametrize("dtype, size, flash, window, repeated", [
+    (torch.bfloat16, 64, True, None, False), (torch.float32, 64, True, None, True),
+    (torch.bfloat16, 64, False, None, True),
+    (torch.bfloat16, 512, True, None, True), (torch.bfloat16, 64, True, 3, True)])
+def test_keys_are_repeated_where_no_kernel_reads_groups(dtype, size, flash, window, repeated, monkeypatch):
+    "On a T4, in float32, with heads of 512 and with a window: PyTorch would compute all scores otherwise"
+    seen, stock = [], F.scaled_dot_product_attention
+    def counted(q, k, v, *, enable_gqa, **how):
+        seen.append((k.shape[1], enable_gqa))
+        return stock(q, k, v, enable_gqa=enable_gqa, **how)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", counted)
+    q, k, v = (torch.randn(1, h, 9, size, dtype=dtype) for h in (8, 2, 2))
+    docs, how = Documents(torch.tensor([0, 4, 9]).int(), 5, window), dict(scale=.1, dropout=0., softcap=None)
+    with ours.assume_documents(4, 5, cuda=True, flash=flash):
+        there = ours._attend_to_each_document(q, k, v, docs, **how)
+    assert seen == [(8, False) if repeated else (2, True)] * 2
+    here = ours._attend_to_each_document(q, k, v, docs, **how)
+    assert seen[2:] == [(2, True)] * 2 and torch.allclose(there, here, rtol=.02, atol=.02)
+
+
+@pytest.fixture
+def untried(monkeypatch):
+    "Nothing was tried in this process"
+    monkeypatch.setattr(ours, "_FASTEST", {})
+    ours._try_kernels.cache_clear()
+    yield
+    ours._try_kernels.cache_clear()
+
+
+@pytest.mark.usefixtures("untried")
+def test_every_kernel_of_a_cpu_is_right():
+    for kind in ("qwen3", "mistral", "gpt_oss", "deepseek_v3", "mamba", "gemma3_text"):
+        for dtype in (torch.float32, torch.bfloat16):
+            assert ours.try_attention("cpu", dtype, AutoConfig.for_model(kind)) == ""
+    assert not ours._FASTEST
+
+
+def fails(*args, **how): raise RuntimeError("no kernel image is available")
+def crosses_borders(q, k, v, docs, scale):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+def forgets_gradients(q, k, v, mask, **how):
+    return F.scaled_dot_product_attention(q, k, v.detach() + 0 * v, is_causal=True, enable_gqa=True)
+
+
+@pytest.mark.usefixtures("untried")
+@pytest.mark.parametrize("flash, sdpa, says, fastest", [
+    (fails, None, "its variable-length kernel fails (RuntimeError: no kernel image is available): scaled_dot_", "sdpa"),
+    (crosses_borders, None, "its variable-length kernel is off by", "sdpa"),
+    (crosses_borders, forgets_gradients, "scaled_dot_product_attention is off by 100%: the definition", "scores")])
+def test_the_fastest_kernel_that_is_right_is_used_and_the_others_are_named(flash, sdpa, says, fastest, monkeypatch):
+    calls = []
+    def counted(f): return lambda *args, **how: calls.append(f) or f(*args, **how)
+    monkeypatch.setattr(ours, "_flash_can_compute", lambda *args: True)
+    monkeypatch.setattr(ours, "_attend_by_flash", counted(flash))
+    if sdpa: monkeypatch.setattr(ours, "_attend_by_sdpa", counted(sdpa))
+    m = model("qwen3", attention="varlen").eval()
+    name, reason = choose_attention("auto", "cpu", torch.float32, m.config)
+    assert name == "varlen" and says in reason and "head size 16" in reason
+    assert set(ours._FASTEST.values()) == {fastest}
+    assert choose_attention("varlen", "cpu", torch.float32, m.config)[1] == "requested" + reason[reason.index(";"):]
+    calls.clear()
+    lengths = [5, 23, 1, 12]
+    ids = rows(lengths)
+    with torch.no_grad():
+        got = m(ids, position_ids=positions(lengths), use_cache=False).logits
+        m.set_attn_implementation("eager")
+        want = alone(m, ids, lengths)
+    assert not calls and torch.allclose(got, want, atol=1e-5)

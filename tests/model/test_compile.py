@@ -5,7 +5,7 @@ from peft import LoraConfig, get_peft_model
 from shapes import model
 from torch._dynamo.utils import counters
 
-from sft_nb.batches.collate import DataCollatorFlattening
+from sft_nb.batches.layout import DataCollatorFlattening
 from sft_nb.config.load import load_config
 from sft_nb.model import attention
 from sft_nb.model.adapter import load_model, spare_casts

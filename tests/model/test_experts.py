@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from shapes import tiny_config
 from transformers import AutoModelForCausalLM
 
-from sft_nb.batches.collate import DataCollatorForCausalLM
+from sft_nb.batches.layout import DataCollatorForCausalLM
 from sft_nb.checks.model import check_packed, check_reach
 from sft_nb.config.load import load_config
 from sft_nb.base.extensions import extension

@@ -16,7 +16,7 @@ from sft_nb.model.experts import balance_weight, count_experts
 from sft_nb.model.generation import continue_tokens, choose_decoding, reads_padding
 from sft_nb.model.load import auto_class, load_base
 from sft_nb.model.loss import add_supervised_loss, batch_loss
-from sft_nb.batches.collate import DataCollatorForCausalLM
+from sft_nb.batches.layout import DataCollatorForCausalLM
 from sft_nb.planning.plan import plan
 from sft_nb.proof.merge import merge
 from sft_nb.base.report import ConfigError, Report

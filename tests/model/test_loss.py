@@ -11,7 +11,7 @@ from shapes import ODD, SHAPES, folder, model, short_rows
 
 from sft_nb.config.load import load_config
 from sft_nb.tokens.prepare import prepare
-from sft_nb.batches.collate import DataCollatorFlattening, DataCollatorForCausalLM
+from sft_nb.batches.layout import DataCollatorFlattening, DataCollatorForCausalLM
 from sft_nb.model import loss as loss_module
 from sft_nb.extras.cpu_cross_entropy import blockwise_cross_entropy
 from sft_nb.model.loss import add_supervised_loss, batch_loss, chunk_size, head_of

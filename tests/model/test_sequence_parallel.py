@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from shapes import SHAPES, folder, model
 from torch.multiprocessing.spawn import start_processes
 
-from sft_nb.batches.collate import DataCollatorFlattening, CollatorWithPositions
+from sft_nb.batches.layout import DataCollatorFlattening, CollatorWithPositions
 from sft_nb.config.load import load_config
 from sft_nb.model.attention import choose_attention
 from sft_nb.model.loss import add_supervised_loss

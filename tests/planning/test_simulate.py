@@ -189,3 +189,27 @@ def test_a_step_is_simulated_once_in_a_process(monkeypatch):
     simulation.footprint(load_config("demo"), tok, batch, checkpointing=True)
     simulation.footprint(load_config("demo"), tok, BatchLengths((33, 23), True))
     assert len(done) == n + 2
+
+
+def test_attention_without_flash_repeats_keys_and_values(tmp_path, tokenizer, monkeypatch):
+    "A T4 computes one document after the other, whose repeated keys and values are kept for the backward pass"
+    model = folder(tmp_path, "qwen3", num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=2)
+    cfg = load_config(model=model, tokenizer="tiny", init="random", method="lora", lora_dropout=0.)
+    def activations(): return footprint(cfg, tokenizer, BatchLengths((512, 256), True), flash=False).activations
+    repeated = activations()
+    monkeypatch.setattr(simulation, "_SIMULATED", {})
+    def groups_are_read(device): return device.type == "cpu", True
+    monkeypatch.setattr("sft_nb.model.attention._cuda_and_flash", groups_are_read)
+    monkeypatch.setattr("sft_nb.model.attention._flash_can_compute", lambda *args: False)
+    heads = (repeated - activations()) / (2 * 768 * 2 * 16 * 2)   # keys and values: tokens, layers, head size, bytes
+    assert 6 <= heads <= 8   # instead of 2, which other operations keep too
+
+
+def test_windows_with_sinks_take_memory_in_proportion_to_the_row(tmp_path, tokenizer):
+    "Half of the layers of gpt-oss: a mask of all pairs of tokens would take four times as much for twice the tokens"
+    shape = tiny_config("gpt_oss")
+    shape.sliding_window, shape.max_position_embeddings = 32, 16_384
+    shape.save_pretrained(tmp_path)
+    cfg = load_config(model=str(tmp_path), tokenizer="tiny", init="random", method="lora", lora_dropout=0.)
+    short, long = (footprint(cfg, tokenizer, BatchLengths((n,), True), checkpointing=True).peak for n in (4096, 8192))
+    assert long < 2.1 * short

@@ -7,7 +7,7 @@ import pytest
 from sft_nb.config.load import load_config
 from sft_nb.base.report import SftError
 from sft_nb.rows.messages import LOSS_FLAGS
-from sft_nb.rows.formats import to_messages
+from sft_nb.rows.readers import to_messages
 from sft_nb.tokens.prepare import prepare
 
 BAD, GOOD = dict(role="assistant", content="WRONGONE"), dict(role="assistant", content="right")

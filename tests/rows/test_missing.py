@@ -11,7 +11,7 @@ import pytest
 
 from sft_nb.config.load import load_config
 from sft_nb.base.report import SftError
-from sft_nb.rows.formats import to_messages
+from sft_nb.rows.readers import to_messages
 from sft_nb.rows.sources import open_rows
 from sft_nb.tasks.core import task
 from sft_nb.tokens.prepare import prepare

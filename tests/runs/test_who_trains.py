@@ -17,7 +17,7 @@ from sft_nb.base.report import ConfigError, SftError
 from sft_nb.runs import process
 from sft_nb.runs.locate import find_target
 from sft_nb.runs.directory import Run, check_free, check_links, create_run, open_run, reserve_name, start_process
-from sft_nb.runs.environment import write_json
+from sft_nb.runs.status import write_json
 from sft_nb.runs.process import (
     SignalListener, SIGNALS, record_launcher, process_of, read_process, reserve, start, take_lock)
 from sft_nb.training.launch import launch

@@ -336,7 +336,7 @@ def test_several_datasets(tmp_path):
 def test_axolotls_types_write_their_own_prompts(tmp_path):
     "The text is that of `axolotl.prompters` and `axolotl.prompt_strategies`"
     jinja2 = pytest.importorskip("jinja2")
-    from sft_nb.rows.formats import to_messages
+    from sft_nb.rows.readers import to_messages
     with_input = ("Below is an instruction that describes a task, paired with an input that provides further context. "
                   "Write a response that appropriately completes the request.")
     without = with_input.replace(", paired with an input that provides further context", "")

@@ -104,7 +104,7 @@ def test_001_training_arguments_are_a_config(tmp_path):
 
 
 def test_001_the_collator_is_called_as_theirs(tokenizer):
-    from sft_nb.batches.collate import DataCollatorForCausalLM
+    from sft_nb.batches.layout import DataCollatorForCausalLM
     from sft_nb.base.report import SftError
     collator = DataCollatorForCausalLM(tokenizer=tokenizer, pad_to_multiple_of=8, return_tensors="pt")
     rows = [dict(input_ids=[1] * n, labels=[1] * n) for n in (80, 103)]   # seed 000: "expected sequence of length 80"

@@ -6,10 +6,10 @@ import pytest
 from conftest import ROOT, shared
 from hypothesis import given, strategies as st
 
-from sft_nb.tasks.nli import read_answer
+from sft_nb.extras.tasks.nli import read_answer
 from sft_nb.tasks.answers import final_number
-from sft_nb.tasks.tools import read_calls
-from sft_nb.tasks.units import tagged_number
+from sft_nb.extras.tasks.tools import read_calls
+from sft_nb.extras.tasks.units import tagged_number
 
 READERS = dict(gsm8k=final_number, units=tagged_number, nli=lambda text: read_answer(text)[0], tools=read_calls)
 

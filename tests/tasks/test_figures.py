@@ -7,9 +7,9 @@ from conftest import shared
 
 from sft_nb.tasks.core import get_task, Score
 from sft_nb.tasks.metrics import headline_figure, measure_answers
-from sft_nb.tasks.nli import class_figures
-from sft_nb.tasks.summarize import rouge
-from sft_nb.tasks.translate import corpus_figures, sentence_figures
+from sft_nb.extras.tasks.nli import class_figures
+from sft_nb.extras.tasks.summarize import rouge
+from sft_nb.extras.tasks.translate import corpus_figures, sentence_figures
 from sft_nb.tokens.conversations import conversation
 
 WORDS = ("the network memory program reads writes files, a user's data is fast; slow – cars run running 12 3.5 "

@@ -6,7 +6,7 @@ from reasoning_templates import chatml, END, HARMONY, MESSAGES, OFF, SPECIAL, wh
 from sft_nb.config.load import load_config
 from sft_nb.base.report import SftError
 from sft_nb.rows.messages import read_blocks
-from sft_nb.rows.formats import to_messages
+from sft_nb.rows.readers import to_messages
 from sft_nb.tokens.encode import encode
 from sft_nb.tokens.tokenizer import load_tokenizer
 

@@ -5,7 +5,7 @@ from samples import no_eval, supervised, write
 
 from sft_nb.config.load import load_config
 from sft_nb.base.report import SftError
-from sft_nb.rows.formats import to_messages
+from sft_nb.rows.readers import to_messages
 from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.tokenizer import load_tokenizer
 

@@ -10,7 +10,7 @@ from hypothesis import given, HealthCheck, settings as how, strategies as st
 from sft_nb.config.load import load_config
 from sft_nb.base.report import SftError
 from sft_nb.rows.messages import normalise_message
-from sft_nb.rows.formats import to_messages
+from sft_nb.rows.readers import to_messages
 from sft_nb.tokens.encode import encode, encode_prompts, end_ids
 from sft_nb.tokens.template import Template
 from sft_nb.tokens.tokenizer import load_tokenizer

@@ -6,7 +6,7 @@ import torch
 from learner import notes, small, small_qlora, weights
 
 from sft_nb.model.generation import Generation
-from sft_nb.runs.environment import environment
+from sft_nb.runs.status import environment
 from sft_nb.training import guards as guarding   # the module
 from sft_nb.training.guards import loss_is_flat, SampleProbe, unchanged_weights, worse_than_before
 from sft_nb.training.train import resume, train

@@ -14,7 +14,7 @@ from sft_nb.cli import main
 from sft_nb.cli.commands import _print_until_end
 from sft_nb.base.report import ConfigError, SftError
 from sft_nb.runs.directory import Run, create_run
-from sft_nb.runs.environment import write_json
+from sft_nb.runs.status import write_json
 from sft_nb.runs.provenance import check_provenance
 from sft_nb.training import recorder
 from sft_nb.training.train import resume, train

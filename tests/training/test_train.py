@@ -10,7 +10,7 @@ from conftest import shared
 from learner import curve, learner, values, weights
 from transformers import Qwen3Config, Trainer, TrainerCallback, TrainingArguments
 
-from sft_nb.batches.collate import DataCollatorForCausalLM
+from sft_nb.batches.layout import DataCollatorForCausalLM
 from sft_nb.cli import main
 from sft_nb.config.load import load_config
 from sft_nb.model.adapter import load_model
