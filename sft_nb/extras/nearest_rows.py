@@ -153,7 +153,7 @@ def _measure(bench:Workbench, folder:Path, numbers:list[np.ndarray], pace:float|
     for side, own in zip((bench.data.train, bench.data.eval), numbers):
         rows = side.tokens.select(own) if side is not None else dict(input_ids=[], labels=[])
         examples += zip(rows["input_ids"], rows["labels"])
-    seconds = .7 * sum(len(ids) for ids, _ in examples) / pace if pace else 0
+    seconds = sum(len(ids) for ids, _ in examples) / pace if pace else 0
     log(f"sft_nb: {pluralise(len(examples), 'row')} are measured once for {folder.name}"
         + (f", about {format_duration(seconds)} at the pace of the training" if seconds > 1 else ""))
     swapper = CheckpointSwapper(bench, folder)
