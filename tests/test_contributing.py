@@ -104,7 +104,7 @@ def add_control(copy:Copy)->None:
     copy.edit(page, "        self._fit_range()\n        self._bind()\n",
               f"        {lines['__init__']}\n        self._fit_range()\n        self._bind()\n")
     copy.edit(page, "    self.table.observe(", f"    {lines['_bind']}\n    self.table.observe(")
-    copy.edit(page, "controls_row(self.range, self.text)", lines["blocks"])
+    copy.edit(page, "controls_row(self.range, self.text, self.mark_listed)", lines["blocks"])
 
 
 PERFORMED = '''

@@ -172,7 +172,7 @@ def _measure(bench:Workbench, folder:Path, numbers:list[np.ndarray], pace:float|
 _NAMES = [f"{side}_{f.name}" for side in ("train", "eval") for f in fields(Measured)]
 
 def _load_measured(file:Path, key:str)->list[Measured]|None:
-    "What was kept; None: nothing, of other weights or rows, or damaged"
+    "The figures that were kept; None: none, of other weights or rows, or damaged"
     try:
         with np.load(file, allow_pickle=False) as kept: found = [kept[name] for name in ("key", *_NAMES)]
     except Exception: return None   # a damaged archive can raise anything
