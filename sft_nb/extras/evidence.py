@@ -24,8 +24,9 @@ from ..tokens.encode import end_ids
 from ..tokens.prepare import missing_rows_are_of_the_run, prepare
 from ..tasks.metrics import labels_of
 from ..model.load import quiet
-from ..model.loss import row_losses
+from ..model.loss import batch_loss, row_losses
 from ..model.finetuning.optimizer import make_optimizer
+from ..batches.layout import eval_mode
 from ..batches.packing import training_extent
 from ..planning.bits import BitsCost, cost_of_bits, few_rows
 from ..planning.learning_rate import choose_learning_rate
@@ -36,7 +37,6 @@ from ..runs.checkpoint import LOWER_IS_BETTER
 from ..runs.directory import Run
 from ..runs.metrics import read_lines
 from ..runs.provenance import settings_for_world_size
-from ..training.guards import row_loss
 from ..training.train import check_same_rows, train
 from ..evaluation.evaluate import BaseAndTuned, Evaluation, Evaluator, make_evaluator
 from ..evaluation.generations import GenerationCache, generation_keys, paired, Scores, weights_key
@@ -76,7 +76,7 @@ def pairs_of(
 # %% ../../nbs/16_extras/50_evidence.ipynb #evd0los1
 @dataclass(frozen=True)
 class Losses:
-    "What a model makes of some rows, in nats for each answer"
+    "The losses of some rows by one model, in nats for each answer"
     own:np.ndarray         # (n,) each answer after its own prompt
     gain:np.ndarray        # (m,) after the prompt of another row, less after its own; empty: all answers are alike
     disagrees:np.ndarray   # (n,) is another label likelier? Empty: answers are no labels
@@ -114,7 +114,7 @@ class Missing(Exception): "A part of the evidence that cannot be had, with the r
 _MOST_ASKED = 32   # rows that are answered anew
 
 class Case:
-    "What is known of a run that has ended"
+    "The figures of a run that has ended, computed when they are asked for"
     def __init__(self, run:Run):
         self.run, self.missing, self.shared = run, {}, SharedBase()
         self.folder = tempfile.TemporaryDirectory(prefix="sft_nb-explain-")
@@ -297,7 +297,7 @@ class Measured(Case):
             batch = bench.layout.collate(bench.rows(distinct))
             bench.save_memory(bench.model.train())
             def score(batch)->float:
-                total, n = row_loss(bench.model, batch, supervised=bench.supervised)
+                with eval_mode(bench.model): total, n = batch_loss(bench.model, batch, supervised=bench.supervised)
                 return float(total / n)
             return learn_some(bench.model, bench.loss, score, batch, steps=steps,
                               optimizer=make_optimizer(bench.model, **self.cfg.values(make_optimizer)),

@@ -14,7 +14,7 @@ from inspect import signature
 from pathlib import Path
 
 import numpy as np
-import scipy.stats
+import scipy   # scipy.stats is imported on use
 
 from ..base.view import own_fields, Table, View, Viewable
 from ..base.progress import format_duration, log
@@ -59,7 +59,7 @@ _FOLLOWS |= dict.fromkeys("rate_high rate_low few_steps capacity dropout weight_
 
 @dataclass(frozen=True)
 class Cause:
-    "Why a run may disappoint"
+    "A reason for which a run may disappoint"
     name:str                        # in `CAUSES`
     sure:str                        # in `SURE`
     weight:float                    # among equally certain ones: the share of rows, or of the loss, that it explains
@@ -628,7 +628,7 @@ class _Explainer:
 # %% ../../nbs/16_extras/51_explain.ipynb #exp0res1
 @dataclass(frozen=True, repr=False)
 class Explanation(Viewable):
-    "Why a run may disappoint, the most certain cause first, and what was tried"
+    "The causes for which a run may disappoint, the most certain first, and what was tried"
     run:str
     state:str                   # finished, stopped ...
     score:str                   # in words; empty: not known
@@ -676,7 +676,7 @@ def explain(
     trust_remote_code:bool=False,        # True: trust code named by the run's config
     progress:bool=True,                  # True: say what is tried, and how long it takes, before it is
 )->Explanation:
-    "Why a run disappoints: what its files say, and experiments at its own scale; ConfigError for a run in training"
+    "The causes of a disappointing run, from its files and short experiments; ConfigError for a run in training"
     run = open_run(run, trust_remote_code=trust_remote_code)
     where = f"explain {run.name}"
     if run.state in ACTIVE:
