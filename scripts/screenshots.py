@@ -55,7 +55,7 @@ def show_panel(page, panel, theme:str="light")->None:
     page.set_content(
         f"<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
         f"<style>{panel._css}</style><style>body {{ margin: 8px; background: {ground}; color: {ink}; "
-        f"--jp-layout-color1: {ground}; --jp-ui-font-color1: {ink} }}</style><div id='panel'></div>")
+        f"--jp-layout-color0: {ground}; --jp-ui-font-color1: {ink} }}</style><div id='panel'></div>")
     page.evaluate(START, dict(js=str(panel._esm), traits=traits()))
     page.locator(".sft-panel").wait_for()
 

@@ -83,6 +83,7 @@ _MOVED = {f"sft_nb.{name}": f"sft_nb.{folder}.{name.split('.')[-1]}" for folder,
     "sft_nb.model.generate": "sft_nb.model.generation", "sft_nb.model.sampling": "sft_nb.model.generation",
     "sft_nb.config_files": "sft_nb.config.files", "sft_nb.before_torch": "sft_nb.base.installation",
     "sft_nb.base.before_torch": "sft_nb.base.installation", "sft_nb.rows.formats": "sft_nb.rows.readers",
+    "sft_nb.rows.column_names": "sft_nb.rows.readers",
     "sft_nb.batches.collate": "sft_nb.batches.layout", "sft_nb.runs.environment": "sft_nb.runs.status",
     "sft_nb.proof.reference": "sft_nb.proof.folder"} | (_extension("older_modules") or {})
 

@@ -34,8 +34,7 @@ from .model.load import load_base, load_shape, quiet
 from .model.adapter import load_adapter, load_model
 from .model.finetuning.checkpointing import save_memory
 from .model.finetuning.parallelism import division_of
-from .planning.plan import DECIDED, Plan, plan as make_plan
-from .planning.plan import with_plan, without_plan
+from .planning.plan import DECIDED, Plan, plan as make_plan, with_plan, without_plan
 
 if TYPE_CHECKING:   # by their modules: an editor then reads those alone
     from transformers.modeling_utils import PreTrainedModel

@@ -91,7 +91,7 @@ def add_task(copy:Copy)->None:
 def add_format(copy:Copy)->None:
     lines = marked("A format")
     copy.edit("nbs/02_rows/00_settings.ipynb", "FORMATS = dict(", f"FORMATS = dict(\n    {lines['FORMATS']}")
-    copy.edit("nbs/02_rows/04_readers.ipynb", "_READERS = dict(\n", f"_READERS = dict(\n    {lines['_READERS']}\n")
+    copy.edit("nbs/02_rows/03_readers.ipynb", "_READERS = dict(\n", f"_READERS = dict(\n    {lines['_READERS']}\n")
 
 
 def add_check(copy:Copy)->None:
@@ -104,7 +104,7 @@ def add_control(copy:Copy)->None:
     copy.edit(page, "        self._fit_range()\n        self._bind()\n",
               f"        {lines['__init__']}\n        self._fit_range()\n        self._bind()\n")
     copy.edit(page, "    self.table.observe(", f"    {lines['_bind']}\n    self.table.observe(")
-    copy.edit(page, "controls_row(self.range, self.text)", lines["blocks"])
+    copy.edit(page, "controls_row(self.range, self.text, self.mark_listed)", lines["blocks"])
 
 
 PERFORMED = '''

@@ -175,7 +175,8 @@ export function chart(session, first) {
           : (u, low, high) => low === high ? [low - 1, high + 1] : [low, high] },
         y: { distr: log ? 3 : 1, range: log ? undefined : plain ? range
           : bars ? (u, low, high) => [0, high * 1.05 || 1] : undefined } },
-      axes: [{ ...axis, size: 26, incrs: block.log_x ? undefined : WHOLE, splits: plain && xs.length <= 12 ? () => xs : undefined, values: (u, ticks) => ticks.map((v) => Number.isInteger(v) ? format(v) : "") },
+      axes: [{ ...axis, size: 26, incrs: WHOLE, filter: (u, ticks) => ticks,
+        splits: block.log_x ? (u, n, low, high) => WHOLE.filter((v) => low <= v && v <= high) : plain && xs.length <= 12 ? () => xs : undefined, values: (u, ticks) => ticks.map((v) => Number.isInteger(v) ? format(v) : "") },
         { ...axis, size: 52, space: (block.height ?? 170) < 120 ? 18 : 30, values: (u, ticks) => ticks.map((v) => v === null || (block.percent && v > 1) ? "" : show(v)) }],
       series: [{}, ...block.shown.map((s) => ({
         label: s.label, scale: "y", stroke: s.ink, width: s.faint ? 1 : 1.8, spanGaps: true, dash: s.dashed ? [6, 4] : undefined,

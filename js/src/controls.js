@@ -16,7 +16,7 @@ export function tokenLine(box) {
   const node = make("div", { class: "sft-token" });
   const tell = (event) => {
     const token = event.target.closest("bdi[title]");
-    if (token) node.textContent = `${token.textContent}  ${token.title}`;
+    if (token) node.textContent = `“${token.textContent}”  ${token.title}`;
   };
   for (const kind of ["mouseover", "click"]) box.addEventListener(kind, tell);
   node.reset = () => { node.textContent = "Point at a token to read about it here."; };

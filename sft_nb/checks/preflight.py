@@ -21,8 +21,7 @@ from ..config.load import Config
 from ..config.settings import is_default, SETTINGS
 from ..tokens.encode import end_ids
 from ..tokens.dataset import Data
-from ..batches.layout import DataCollatorForCausalLM, supervise_all
-from ..batches.layout import Layout, rows_of_largest_batch
+from ..batches.layout import DataCollatorForCausalLM, Layout, rows_of_largest_batch, supervise_all
 from ..batches.packing import Extent, training_extent
 from ..model.experts import balance_weight
 from ..model.loss import batch_balance_loss, causal_lm, loss_of_scores

@@ -7,7 +7,7 @@ __all__ = ['config_command', 'data_command', 'plan_command', 'check_command', 't
            'checkpoint_command']
 
 # %% ../../nbs/15_cli/01_commands.ipynb #cm0imp01
-import ast, json, os, re, sys, time
+import json, os, sys, time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +18,11 @@ from ..base.display import wrap_report
 from ..base.escape import escape_controls
 from ..base.report import as_fix, command, ConfigError, edit, shell_quote, Report
 from ..base.view import as_json
-from ..config.setting import plain_name
-from ..config.settings import full_name, SETTINGS
+from ..config.settings import SETTINGS
 from ..config.load import require_trust, Config, config_names, table
 from ..runs.distributed import get_process_info, is_main_process
 from sft_nb.cli.options import (
-    _takes_many, flag, join_options, named_settings, Option, parse, parse_own, split_foreign_options, split_options,
+    flag, join_options, named_settings, Option, parse, parse_own, split_foreign_options, split_options,
     terminal_width)
 
 # %% ../../nbs/15_cli/01_commands.ipynb #e3ea05e8
@@ -346,42 +345,9 @@ def _nothing_else(options, args:list[str])->None:
                       as_fix("leave it out") | anew)
 
 # %% ../../nbs/15_cli/01_commands.ipynb #cm0sea02
-_SEARCH = dict(
-    config=_config_option(" or a run"), name=Option(str, "search", "the folder of its runs, in runs_dir"),
-    by=Option(str, "loss", "the figure to choose by: loss on held-out rows, or a score of the answers"),
-    sampler=Option(str, "grid", "grid: every combination; or a sampler of Optuna: random, tpe, gp ..."),
-    trials=Option(int|None, None, "runs of a sampler; None: 10"),
-    stop_early=Option(bool, True, "by loss: stop a run that cannot become the best"), json=_JSON)
-
-_RANGE = re.compile(r"[-+.\de]+?\.\.[-+.\de]+")   # 1e-5..1e-3
-_NUMBERS = re.compile(r"[-+.\de]+(,[-+.\de]+)+")    # 8,16
-
-def _split_values(args:list[str])->tuple[list[str],dict]:
-    "A command line without the settings that have several values, and these"
-    def parse_literal(text:str):   # 8, 1e-4, True, None or a word
-        try: return ast.literal_eval(text.capitalize() if text.lower() in ("true", "false", "none") else text)
-        except (ValueError, SyntaxError): return text
-    rest, several = [], {}
-    for name, texts in split_options(args):
-        setting = SETTINGS.get(full_name(plain_name(name.removeprefix("--"))))
-        if len(texts) == 1 and _NUMBERS.fullmatch(texts[0]): texts = texts[0].split(",")
-        is_range = len(texts) == 1 and _RANGE.fullmatch(texts[0])
-        if setting is None or _takes_many(setting.type) or len(texts) < 2 and not is_range:
-            rest.append((name, texts))
-        else: several[setting.name] = texts[0] if is_range else [*map(parse_literal, texts)]
-    return join_options(rest), several
-
 def search_command(args:list[str])->int:
     "Train with several values of some settings and find the best: --learning-rate 1e-4 3e-4 --lora-r 8 16"
-    args, values = _split_values(args)
-    options, cfg = parse("search", args, _SEARCH, summary=search_command.__doc__)
-    require_trust(cfg)
-    _check_agreement(cfg)
-    search = need_extension("search", "sft_nb search")
-    same = "name by sampler trials stop_early".split()
-    made = search(cfg, **{name: getattr(options, name) for name in same}, **values)
-    _print_json_or_report(made, options.json)
-    return 0 if made.scores else 1
+    return need_extension("commands", "sft_nb search").train_several(args)
 
 # %% ../../nbs/15_cli/01_commands.ipynb #cf53dea1
 _STOP = dict(run=_RUN, timeout=Option(float, 120., "seconds to wait before killing it"))

@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['singular_words', 'name_rank', 'has_role', 'is_mixed_name', 'is_answer_name', 'field_of', 'column_groups',
-           'names_answers', 'choice_columns']
+           'names_answers', 'choice_columns', 'find_rejections']
 
 # %% ../../nbs/16_extras/25_column_roles.ipynb #cro00003
 import re
 from functools import lru_cache
 
-from ..rows.column_names import column_words, fold_case
+from ..rows.readers import column_words, fold_case
 
 # %% ../../nbs/16_extras/25_column_roles.ipynb #cro00006
 _WORDS = {   # role -> English words; parts of words in other languages
@@ -162,3 +162,46 @@ def choice_columns(
     for stem, group in column_groups(names).items():
         if not (names_answers(stem) or has_role(stem, "question")): found.update(group)
     return [c for c in names if c in found]
+
+# %% ../../nbs/16_extras/25_column_roles.ipynb #5b6fbcb5
+_GOOD_IF_TRUE = frozenset("""
+    accepted approved correct good keep pass passed resolved solved success successful useful valid verified
+    """.split())
+_BAD_IF_TRUE = frozenset("""
+    bad corrupt corrupted deleted discard discarded disliked garbage hallucinated incorrect invalid rejected removed
+    spam wrong
+    """.split())
+_VERDICTS = frozenset("""
+    annotation decision evaluation feedback judgement judgment outcome quality rating result review state status
+    validation verdict
+    """.split())
+_REJECTING = _BAD_IF_TRUE | frozenset("declined dislike downvoted fail failed reject thumbs_down".split())
+
+@lru_cache(4096)
+def _rejecting_values(name:str)->frozenset[str]:
+    "The values by which a column of this name calls a row or message bad; empty for columns that judge nothing"
+    words = [w for w in column_words(name) if w not in ("is", "was")]
+    key = words[0] if len(words) == 1 else ""
+    if key in _GOOD_IF_TRUE: return frozenset(["false", "no"] + ["0"] * (words != column_words(name)))
+    if key in _BAD_IF_TRUE: return frozenset(["true", "yes", "1"])
+    return _REJECTING if not _VERDICTS.isdisjoint(words) else frozenset()
+
+def find_rejections(
+    row:dict,
+    names:list[str],   # of unread columns
+)->list[str]:          # is_correct: False, messages.feedback: thumbs_down
+    "Verdicts in unread columns against the row, or against one of its messages"
+    found = []
+    def look(name, value):
+        if isinstance(value, dict):
+            for key, inside in value.items(): look(f"{name}.{key}", inside)
+        elif (isinstance(value, (str, bool, int)) and (rejecting := _rejecting_values(name.rpartition(".")[2]))
+              and len(text := str(value)) < 40 and "_".join(column_words(text)) in rejecting):
+            found.append(f"{name}: {text.strip()}")
+    for name in names:
+        column, _, key = name.partition(".")
+        messages = dict.get(row, column)
+        if name in row: look(name, row[name])
+        elif isinstance(messages, list):
+            for m in messages: look(name, m.get(key) if isinstance(m, dict) else None)
+    return [*dict.fromkeys(found)]

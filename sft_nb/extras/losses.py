@@ -196,12 +196,14 @@ def summary(self:LossState)->str:
     rows = pluralise(self.n, f"{self.split} row")
     return f"{self.checkpoint}: {rows}, loss in nats per supervised token, sorted by {by[self.rank]}"
 
+_SHOWN = dict(tuned="the loss after training", base="the loss of the base", gain="the change of the loss")
+
 @patch
 def row_html(self:LossState)->str:
     "The tokens of the chosen row"
     chosen = self.ranked()[self.chosen]
     where = self.side.row(chosen.example)[0]
-    title = f"<div style='margin-top:6px'><b>{escape_html(where)}</b>, the loss of each token: {self.shows}</div>"
+    title = f"<div style='margin-top:6px'><b>{escape_html(where)}</b>, {_SHOWN[self.shows]} of each token</div>"
     scale = loss_scale_html(change=self.shows == "gain")
     return f"{title}<div style='margin:4px 0'>{scale}</div>{self._tokens(chosen)}"
 
@@ -236,7 +238,8 @@ class LossPanel(Panel):
         super().__init__(LossState(run, **how))
         state = self.state
         self.rank = Choice("sort by", options=[*RANKS], value=state.rank, as_chips=True)
-        self.shows = Choice("loss of each token", options=["tuned", "base", "gain"], value=state.shows, as_chips=True)
+        shows = ["tuned", "base", ("change", "gain")]
+        self.shows = Choice("loss of each token", options=shows, value=state.shows, as_chips=True)
         self.checkpoint = Choice("checkpoint", options=state.names, value=state.checkpoint)
         self.mark = Button("this label is wrong", title="for drop_rows of a later run; again: remove the mark")
         self.note = ""
@@ -252,6 +255,8 @@ class LossPanel(Panel):
     def blocks(self)->list[dict]:
         "Ranks, the list, and the row in view"
         state = self.state
+        is_marked = state.ranked()[state.chosen].row in state.marked
+        self.mark.label = "remove the mark" if is_marked else "this label is wrong"
         self.table.fill(state.n, f"{state.checkpoint} {state.rank} {sorted(map(str, state.marked))}", state.chosen)
         self.sorts.set_trait("value", [next(k for k, rank in _SORTED_BY.items() if rank == state.rank), True])
         tokens = html_block(state.row_html(), boxed=True, title="row in view")

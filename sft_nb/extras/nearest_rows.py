@@ -153,7 +153,7 @@ def _measure(bench:Workbench, folder:Path, numbers:list[np.ndarray], pace:float|
     for side, own in zip((bench.data.train, bench.data.eval), numbers):
         rows = side.tokens.select(own) if side is not None else dict(input_ids=[], labels=[])
         examples += zip(rows["input_ids"], rows["labels"])
-    seconds = .7 * sum(len(ids) for ids, _ in examples) / pace if pace else 0
+    seconds = sum(len(ids) for ids, _ in examples) / pace if pace else 0
     log(f"sft_nb: {pluralise(len(examples), 'row')} are measured once for {folder.name}"
         + (f", about {format_duration(seconds)} at the pace of the training" if seconds > 1 else ""))
     swapper = CheckpointSwapper(bench, folder)
@@ -172,7 +172,7 @@ def _measure(bench:Workbench, folder:Path, numbers:list[np.ndarray], pace:float|
 _NAMES = [f"{side}_{f.name}" for side in ("train", "eval") for f in fields(Measured)]
 
 def _load_measured(file:Path, key:str)->list[Measured]|None:
-    "What was kept; None: nothing, of other weights or rows, or damaged"
+    "The figures that were kept; None: none, of other weights or rows, or damaged"
     try:
         with np.load(file, allow_pickle=False) as kept: found = [kept[name] for name in ("key", *_NAMES)]
     except Exception: return None   # a damaged archive can raise anything

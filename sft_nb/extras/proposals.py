@@ -16,8 +16,7 @@ from numbers import Number
 from ..base.report import as_fix, edit, Fix, SftError
 from ..rows.settings import FORMATS
 from ..rows.messages import are_texts, first_present, is_blank, ROLE_KEYS
-from ..rows.readers import detect, read_row
-from ..rows.column_names import column_words, fold_case, join_names, value_at
+from ..rows.readers import column_words, detect, fold_case, join_names, read_row, value_at
 from .message_shapes import split_turns
 from sft_nb.extras.column_roles import (
     choice_columns, column_groups, field_of, has_role, is_answer_name, is_mixed_name, name_rank, names_answers,

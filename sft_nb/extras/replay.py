@@ -28,10 +28,9 @@ from ..model.load import quiet
 from ..workbench import Workbench
 from ..runs.checkpoint import checkpoint_folders, find_corruption, step_of
 from ..runs.directory import open_run, Run
-from ..runs.status import write_json
+from ..runs.status import ACTIVE, write_json
 from ..runs.metrics import to_line
 from ..runs.provenance import check_provenance, settings_for_world_size
-from ..runs.status import ACTIVE
 from ..base.files import read_json_object
 from ..training.arguments import reset_zero3
 from ..training.guards import row_loss

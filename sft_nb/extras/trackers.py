@@ -90,4 +90,3 @@ def send_evaluation(
     rows = [[a.prompt, a.expected, b and b.text, a.text, a.correct] for a, b in zip(tuned, base)]
     scored = TrackedScores(step, figures, ("prompt", "expected", "base", "tuned", "correct"), redact_json(rows))
     send_scores(run, scored)
-

@@ -27,10 +27,9 @@ from ..planning.bits import in_16_bits
 from ..proof.folder import answer_greedily, FORMAT_NATS
 from ..runs.checkpoint import checkpoint_folders, step_of, weights_digest
 from ..runs.directory import check_links, Run
-from ..runs.status import installed
+from ..runs.status import ACTIVE, installed
 from ..runs.names import named_run
 from ..runs.provenance import base_folder, changes, weights_of
-from ..runs.status import ACTIVE
 from ..tokens.conversations import conversation
 from ..tokens.prepare import prepare, read_kept
 from ..tasks.core import task_of

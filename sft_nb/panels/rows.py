@@ -82,7 +82,7 @@ class Marks:
         if not self.rows: return ""
         marked, fix = pluralise(len(self), "row is", "rows are"), edit(drop_rows=str(self.file))
         return (f"<div>✗ {marked} marked in {escape_html(short_path(self.file))}. "
-                f"The next run leaves them out with <code>{escape_html(fix)}</code></div>")
+                f"For a run without what is marked: <code>{escape_html(fix)}</code></div>")
 
 # %% ../../nbs/14_panels/02_rows.ipynb #row0sta1
 class DataState:
@@ -426,6 +426,9 @@ def blocks(self:DataPanel)->list[dict]:
     self.table.fill(len(listed), hash(shown), state.at + state.chosen if listed else None)
     self.facet.options = self._facets()   # with new counts
     self.mark_listed.disabled = not listed
+    entry = state.entry()
+    is_marked = entry is not None and (entry.row or entry.place) in state.marked
+    self.mark.label = "remove the mark" if is_marked else "mark this row"
     text = html_block(f"<div>{escape_html(self._list_in_words(len(listed)))}</div>")
     marks = html_block(state.marks.html())
     narrow = controls_row(self.range, self.text, self.mark_listed)

@@ -70,8 +70,8 @@ def blocks(self:RunPanel)->list[dict]:
     return [html_block(state.head_html()), *([controls_row(*presses)] if presses else []),
             *([controls_row(self.scale, self.smooth, self.step, self.replay), *others] if charts else []),
             *drawn, *rises,
-            html_block(state.notes_html()), html_block(state.batch_html(), boxed=True, title="batch"),
-            *([html_block(state.replay_html(), title="replay")] if state.replayed else [])]
+            html_block(state.batch_html(), boxed=True, title="batch"), html_block(state.replay_html(), title="replay"),
+            html_block(state.notes_html())]
 
 @patch
 def to_html(self:RunPanel)->str:

@@ -324,7 +324,7 @@ def curves(self:RunState)->dict[str,dict[str,list[tuple]]]:
     "Title of a chart -> name of a series -> its points; four charts at most, the last of speed, or else of memory"
     def name_of(series:str)->str:   # loss, or `a loss` with several runs
         run, _, figure = series.rpartition(" ")
-        return f"{run} {_SERIES[figure]}".strip()
+        return run if run and figure not in CURVES["loss"] else f"{run} {_SERIES[figure]}".strip()
     found = {_TITLES[key]: self.series(*keys) for key, keys in CURVES.items()}
     if found["tokens per second"]: del found["peak memory, GiB"]
     return {title: {name_of(name): points for name, points in series.items()}
@@ -338,10 +338,12 @@ def charts(self:RunState,
 )->list[dict]:              # blocks of a panel, with the steps aligned
     "The curves, with the findings of the guards as marks"
     marks = [dict(x=f.step, text=f"{f.check}: {f.says}", status=f.status) for f in self.noticed if f.step is not None]
+    if self.at is not None: marks.append(dict(x=self.at, text="its batch is below", status="here"))
     names = [run.name for run in self.runs]
     def look_of(name:str)->dict:   # of several runs: a colour for each, and dashes for what is held out
-        return dict(colour=max(k for k, run in enumerate(names) if name.startswith(f"{run} ")),
-                    dashed=name.endswith(" held out")) if len(names) > 1 else {}
+        if len(names) == 1: return {}
+        run = name.removesuffix(" held out").removesuffix(" training")
+        return dict(colour=names.index(run), dashed=name.endswith(" held out"))
     return [chart(title, series, {name: look_of(name) for name in series}, click=click, sync=self.run.name, marks=marks,
                   smooth=0 if title == "learning rate" else smooth, log=log and title in ("loss", "gradient norm"))
             for title, series in self.curves().items()]
@@ -375,11 +377,11 @@ def batch_html(self:RunState)->str:
 
 @patch
 def html(self:RunState)->str:
-    "Phase, curves, memory, figures, guards, answers, and the selected batch"
+    "Phase, curves, the selected batch, guards, memory, figures, and answers"
     rises = ", ".join(f"step {step:,} (+{rise:.3g})" for step, rise in self.spikes())
     spikes = f"<div>largest rises of the loss: {rises}</div>" if rises else ""
     step = f"{self.batch_html()}{self.replay_html()}"
-    return f"{self.head_html()}<div>{curves_html(self.curves())}</div>{spikes}{self.notes_html()}{step}"
+    return f"{self.head_html()}<div>{curves_html(self.curves())}</div>{spikes}{step}{self.notes_html()}"
 
 # %% ../../nbs/14_panels/03_run_state.ipynb #09b4ed0b
 @patch

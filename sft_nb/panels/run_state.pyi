@@ -129,7 +129,7 @@ class RunState:
         """The selected batch, or an empty text"""
 
     def html(self) -> str:
-        """Phase, curves, memory, figures, guards, answers, and the selected batch"""
+        """Phase, curves, the selected batch, guards, memory, figures, and answers"""
 
     def to_dict(self) -> dict[Any, Any]:
         """The visible content without the curves"""

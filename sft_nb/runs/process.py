@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from ..base.files import read_json, try_lock
-from .status import write_json
-from .status import CHECKPOINT_ASKED, STOP_ASKED
+from .status import CHECKPOINT_ASKED, STOP_ASKED, write_json
 from ..base.credentials import RedactingStream
 
 # %% ../../nbs/10_runs/04_process.ipynb #prc00001

@@ -16,8 +16,7 @@ from ..base.extensions import extension
 from ..base.report import as_fix, ConfigError, edit, Fix, pluralise, SftError
 from ..config.load import Config
 from ..rows.messages import content_text, is_blank, is_missing, is_normalised
-from ..rows.readers import detect
-from ..rows.readers import ColumnsError, how_to_read, no_format_error, to_messages
+from ..rows.readers import ColumnsError, detect, how_to_read, no_format_error, to_messages
 from ..rows.columns import (
     exclusion_reason, is_honoured, numbers_in_texts, TEXT_COLUMNS, TrackedRow, unread_columns, unread_message_keys)
 from ..rows.files import Source

@@ -25,7 +25,7 @@ from ..base.view import RecordTable, View, Viewable
 from ..base.report import as_fix, command, pluralise, edit, Finding, Fix, ok, Report, SftError, skipped, warn
 from ..config.load import command_line_options, Config, explicit_settings
 from ..rows.columns import are_metadata, like_flags
-from ..rows.column_names import join_names
+from ..rows.readers import join_names
 from ..rows.sources import Mixture, NO_ROWS, unused_test_files
 from ..tasks.core import ANY_FORMAT, Task
 from ..tasks.metrics import labels_of

@@ -88,7 +88,7 @@ def loss_scale_html(
     "The tints of some losses with their numbers"
     values = (-3, -1, -.3, 0, .3, 1, 3) if change else (0, .3, 1, 2, 3)
     signs = {3: "≥ ", -3: "≤ "}
-    shown = [f"<span style='background:{_loss_tint(v)};padding:0 7px'>{signs.get(v, '')}{v:g}</span>" for v in values]
+    shown = [f"<span style='background:{_loss_tint(v)};padding:0 4px'> {signs.get(v, '')}{v:g} </span>" for v in values]
     return f"<span style='font-size:85%'>{''.join(shown)} nats{'; below 0 the loss has fallen' * change}</span>"
 
 def _run_html(run:list[Token])->str:

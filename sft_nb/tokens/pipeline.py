@@ -20,9 +20,8 @@ from ..base.extensions import extension
 from ..base.report import edit, SftError
 from ..config.load import Config
 from ..rows.messages import is_blank
-from ..rows.readers import detect
-from ..rows.readers import ColumnsError
-from ..rows.columns import columns_of_text, find_rejections, is_numeric_label, names_held_out_split
+from ..rows.readers import ColumnsError, detect
+from ..rows.columns import columns_of_text, is_numeric_label, names_held_out_split
 from ..rows.sources import Mixture, open_rows, row_key
 from ..tasks.core import ANY_FORMAT, Task
 from .template import Template, thought_of
@@ -238,7 +237,8 @@ def count_unlearned(self:Reader, parsed:ParsedRow, row:dict)->None:
     "Count the parts of a row that are not learned, and numbers that are learned as text"
     if "split" in parsed.unread and (other := names_held_out_split(row)):
         self.seen.other_split[other] = self.seen.other_split.get(other, 0) + 1
-    for said in find_rejections(row, parsed.unread) if parsed.unread and not parsed.drop_reason else ():
+    find_rejections = extension("rejections") if parsed.unread and not parsed.drop_reason else None
+    for said in find_rejections(row, parsed.unread) if find_rejections else ():
         self.seen.rejected[said] = self.seen.rejected.get(said, 0) + 1
     if parsed.has_extra_messages and parsed.messages: self.seen.with_more += 1
     for name, number in parsed.numbers.items():

@@ -24,8 +24,7 @@ from ..rows.thoughts import answer_of, without_thought
 from ..tasks.metrics import labels_of, repeated_answer
 from ..tokens.dataset import Split
 from ..tokens.encode import end_ids
-from ..batches.layout import DataCollatorForCausalLM, supervise_all
-from ..batches.layout import eval_mode
+from ..batches.layout import DataCollatorForCausalLM, eval_mode, supervise_all
 from ..model.hardware import is_out_of_memory
 from ..model.load import broken_weights
 from ..model.loss import batch_loss

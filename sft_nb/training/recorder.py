@@ -186,13 +186,17 @@ def peak_memory_gib()->float:
     return max(process, torch.mps.driver_allocated_memory() / 2**30)
 
 # %% ../../nbs/11_training/02_recorder.ipynb #recfig04
+def _start_driver():
+    import pynvml
+    pynvml.nvmlInit()
+    return pynvml
+
 def _ask_card(question:Callable)->float|None:   # None: no card, or no answer
     "The answer of the current GPU's driver to `question(pynvml, card)`"
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()): return None
     try:
-        import pynvml
-        pynvml.nvmlInit()
-        return question(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties().uuid}"))
+        driver = _start_driver()
+        return question(driver, driver.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties().uuid}"))
     except Exception: return None   # the package is missing, or the card counts nothing
 
 def energy_joules()->float|None:   # None: no card, or one that does not count it

@@ -24,8 +24,7 @@ from trl import SFTTrainer
 from ..base.extensions import need_extension
 from ..base.progress import Phase
 from ..base.report import Fix, SftError, pluralise, edit, warn
-from ..batches.layout import CollatorWithPositions
-from ..batches.layout import text_config
+from ..batches.layout import CollatorWithPositions, text_config
 from ..batches.packing import BatchSampler, EpochLoader, NumberedRows, TrainingRows
 from ..model.hardware import free_memory, is_out_of_memory
 from ..model.experts import balance_weight

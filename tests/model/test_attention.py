@@ -10,8 +10,7 @@ from shapes import SHAPES, model, tiny_config
 from transformers import AutoConfig, AutoModelForCausalLM, masking_utils as masks
 from transformers.utils import import_utils
 
-from sft_nb.batches.layout import CollatorWithPositions, DataCollatorFlattening
-from sft_nb.batches.layout import rows_stay_apart
+from sft_nb.batches.layout import CollatorWithPositions, DataCollatorFlattening, rows_stay_apart
 from sft_nb.model import attention as ours
 from sft_nb.model.attention import (
     choose_attention, Documents, find_documents, announce_documents, varlen_attention, window_of)

@@ -159,16 +159,16 @@ def test_panels_are_used_reloaded_and_shown_in_two_windows(lab, tmp_path):
         answers.get_by_placeholder("Ask something").press("Control+Enter")
         expect(answers.locator(".sft-tuned")).to_have_count(2)
         _soon(page, lambda: "<b>sky</b>" in answers.inner_text())   # shown, not obeyed
-        run.get_by_label("batch of step").fill("5")
-        page.keyboard.press("Enter")
-        expect(run.get_by_text("optimiser step 5 of 60")).to_be_visible()
+        chart = run.locator(".u-over").first
+        chart.click(position=dict(x=chart.bounding_box()["width"] * 9 / 59, y=20))   # step 10 of 60
+        expect(run.get_by_text("optimiser step 10 of 60")).to_be_visible()
         assert run.locator(".sft-chart canvas").count() >= 3
         run.locator(".u-over").first.hover(position=dict(x=2, y=20))
         expect(run.locator(".sft-chart-values").first).to_contain_text("step 1")
         def has_saved_all()->bool:   # pictures are drawn after the panels
             page.locator("[data-command='docmanager:save']").first.click()
             found = pictures(file)
-            wanted = ("train batch 2 of 14", "&lt;b&gt;sky", "optimiser step 5 of 60")
+            wanted = ("train batch 2 of 14", "&lt;b&gt;sky", "optimiser step 10 of 60")
             return len(found) == 3 and all(text in picture for text, picture in zip(wanted, found))
         _soon(page, has_saved_all)
         picture = os.environ.get("SFT_NB_SCREENSHOT", str(tmp_path/"panels.png"))
@@ -183,7 +183,7 @@ def test_panels_are_used_reloaded_and_shown_in_two_windows(lab, tmp_path):
         other.close()
         page.reload()
         expect(batches.get_by_text("train batch 3 of 14")).to_be_visible()
-        expect(run.get_by_text("optimiser step 5 of 60")).to_be_visible()
+        expect(run.get_by_text("optimiser step 10 of 60")).to_be_visible()
         batches.get_by_role("button", name="eval", exact=True).click()
         expect(batches.get_by_text("eval batch 1 of 3")).to_be_visible()
         _end_kernels(page)
@@ -329,8 +329,8 @@ def test_panels_of_results_are_used_and_can_be_read_in_light_and_dark(lab, tmp_p
         _soon(page, lambda: evaluation.locator(".sft-turn b").first.inner_text() != before)
         evaluation.get_by_role("button", name="export these rows").click()
         expect(evaluation.get_by_text("ids are in")).to_be_visible()
-        losses.get_by_role("button", name="gain", exact=True).last.click()
-        expect(losses.get_by_text("the loss of each token: gain")).to_be_visible()
+        losses.get_by_role("button", name="change", exact=True).click()
+        expect(losses.get_by_text("the change of the loss of each token")).to_be_visible()
         losses.get_by_title("sort by tuned").click()
         expect(losses.get_by_text("sorted by the loss after training")).to_be_visible()
         expect(losses.locator("th[aria-sort=descending]")).to_have_count(1)

@@ -100,6 +100,6 @@ def test_a_measurement_is_announced_before_it_is_made(undisturbed, monkeypatch):
     monkeypatch.setattr(panel.state, "measure", lambda name: drawn.append(json.dumps(panel.view, ensure_ascii=False)))
     panel.show(checkpoint="checkpoint-6")
     assert "Measuring 1 train row with checkpoint-6 …" in drawn[0] and "Measuring" not in json.dumps(panel.view)
-    assert ">≥ 3</span> nats" in panel.to_html() and "the loss has fallen" not in panel.to_html()
+    assert "> ≥ 3 </span> nats" in panel.to_html() and "the loss has fallen" not in panel.to_html()
     panel.shows.value = "gain"
-    assert ">≤ -3</span>" in panel.to_html() and "below 0 the loss has fallen" in panel.to_html()
+    assert "> ≤ -3 </span>" in panel.to_html() and "below 0 the loss has fallen" in panel.to_html()

@@ -111,14 +111,15 @@ def test_several_runs_have_a_legend(run, tmp_path):
 
 def test_runs_that_are_picked_are_drawn_together(run, tmp_path):
     others = [create_run(small(tmp_path, run_name=name)) for name in ("b", "c")]
-    for one in (run, *others): append_line(one.path/"metrics.jsonl", dict(step=1, loss=1., eval_loss=2.))
+    for one in (run, *others): append_line(one.path/"metrics.jsonl", dict(step=1, loss=1., eval_loss=2., grad_norm=1.))
     panel = RunPanel(run, others[0])
     assert {label for label, _ in panel.others.options} == {"b", "c"} and panel.others.value == (others[0].path,)
     tail = panel.state.tails[1]
     panel.others.receive("set", [0, 1])
     assert [one.name for one in panel.state.runs] == ["a", "b", "c"] and panel.state.tails[1] is tail
-    def drawn(): return next(block for block in panel.view if block["kind"] == "columns")["groups"][0][0]["series"]
+    def drawn(k=0): return next(block for block in panel.view if block["kind"] == "columns")["groups"][k][0]["series"]
     looks = {s["name"]: (s["colour"], s["dashed"]) for s in drawn()}
+    assert [s["name"] for s in drawn(1)] == ["a", "b", "c"]   # of one figure
     assert looks == {f"{name} {kind}": (k, kind == "held out") for k, name in enumerate("abc")
                      for kind in ("training", "held out")}
     panel.others.receive("set", [])

@@ -7,8 +7,7 @@ import pytest
 
 from sft_nb.base.report import SftError
 from sft_nb.rows.settings import FORMATS
-from sft_nb.rows.readers import detect
-from sft_nb.rows.readers import to_messages
+from sft_nb.rows.readers import detect, to_messages
 from sft_nb.extras.tool_calls import call_flaws
 
 WEATHER = dict(name="weather", description="d", parameters=dict(type="object"))

@@ -6,11 +6,10 @@ import pytest
 from sft_nb.config.load import load_config
 from sft_nb.base.report import ConfigError, SftError
 from sft_nb.extras import proposals
-from sft_nb.rows import column_names
+from sft_nb.rows import readers
 from sft_nb.rows.columns import ColumnRenamer, parse_fields
-from sft_nb.rows.readers import detect
+from sft_nb.rows.readers import detect, to_messages
 from sft_nb.extras.proposals import propose_fields
-from sft_nb.rows.readers import to_messages
 from sft_nb.tokens.prepare import prepare
 
 QUESTION, ANSWER = "How do I reset my password, number {}?", "Open the settings and choose reset ({})."
@@ -386,8 +385,8 @@ def test_only_columns_that_were_read_are_said_to_be_learned():
 
 def test_the_proposal_for_a_wide_table_takes_time_in_proportion_to_its_columns(monkeypatch):
     calls = []
-    counted = lambda name, fold_case=column_names.fold_case: calls.append(name) or fold_case(name)
-    for module in (proposals, column_names): monkeypatch.setattr(module, "fold_case", counted)
+    counted = lambda name, fold_case=readers.fold_case: calls.append(name) or fold_case(name)
+    for module in (proposals, readers): monkeypatch.setattr(module, "fold_case", counted)
     def count(n:int)->int:
         calls.clear()
         proposals.propose_reading([{f"c{i}": "x" for i in range(n)}])

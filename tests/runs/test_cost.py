@@ -68,9 +68,11 @@ def test_the_driver_is_asked_about_the_card_that_trains(monkeypatch, undisturbed
     for name in ("is_available", "is_initialized"): monkeypatch.setattr(torch.cuda, name, lambda: True)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(uuid="1a"))
-    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    monkeypatch.setattr(recorder, "_start_driver", lambda: driver)
     assert (energy_joules(), recorder.gpu_use_percent()) == (5, 93)
     assert Recorder(undisturbed)._figures(dict(loss=1.)) == dict(peak_memory_gib=1, gpu_use_percent=93)
+    monkeypatch.undo()
+    for name in ("is_available", "is_initialized"): monkeypatch.setattr(torch.cuda, name, lambda: True)
     monkeypatch.setitem(sys.modules, "pynvml", None)   # it is not installed
     assert recorder.gpu_use_percent() is None
 

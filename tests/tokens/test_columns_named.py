@@ -6,7 +6,7 @@ import pytest
 from sft_nb.config.load import load_config
 from sft_nb.base.report import ConfigError, SftError
 from sft_nb.extras.proposals import propose_fields
-from sft_nb.rows.column_names import value_at
+from sft_nb.rows.readers import value_at
 from sft_nb.tokens.prepare import prepare
 
 ROWS = [dict(prompt=f"say {k}", completion=f"bad {k}", completion_clean=f"good {k}") for k in range(6)]
