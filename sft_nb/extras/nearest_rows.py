@@ -346,7 +346,8 @@ class NearestRows(Viewable):
         which = f"{len(self.answers)} of {pluralise(self.wrong or 0, 'wrong answer')}"
         if self.wrong is None: which = f"{pluralise(len(self.answers), 'held-out row')} with surprising answers"
         def title(a:HeldOutRow)->str:
-            got = "" if self.wrong is None else f", answered {'nothing' if a.got is None else _shorten(a.got, 32)}"
+            text = "nothing" if a.got is None else _shorten(a.got, 32)
+            got = "" if self.wrong is None else f", answered {text}"
             return f"{a.where}: {_shorten(a.prompt, 80)} Expected {_shorten(a.expected, 32)}{got}"
         parts = [part for a in self.answers for part in (title(a), rows_table(a.near))] + self.notes
         headline = f"{which}, and the nearest of {pluralise(self.measured, 'training row')}"

@@ -18,7 +18,7 @@ IDLE = "training uses the first of 2 visible GPUs; the other is idle"
 
 def see_gpus(monkeypatch, n:int):
     "What `check_gpu` learns of torch"
-    cuda = SimpleNamespace(is_available=lambda: n > 0, device_count=lambda: n)
+    cuda = SimpleNamespace(is_available=lambda: n > 0, device_count=lambda: n, get_device_name=lambda k: "H200")
     monkeypatch.setattr(environment, "torch", SimpleNamespace(cuda=cuda))
     for name in ("CUDA_VISIBLE_DEVICES", "LOCAL_WORLD_SIZE", "WORLD_SIZE"): monkeypatch.delenv(name, raising=False)
 

@@ -93,4 +93,4 @@ def test_a_wait_is_seen(tmp_path, monkeypatch):
     from sft_nb.training import trainer
     monkeypatch.setattr(trainer, "CollatorWithPositions", lambda collate: collate)
     without = waits_of_a_step(tmp_path, 3, padding_free=True)
-    assert without["collate.py:supervised_positions"] == 3
+    assert without["layout.py:supervised_positions"] == 3
