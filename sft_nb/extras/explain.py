@@ -124,6 +124,14 @@ def _find_warmup(run, cfg):
         f"the learning rate rises for {share:.0%} of the {pluralise(steps, 'step')}",), edit(warmup_steps=.03))]
 
 @_finder
+def _find_rate(cfg, recommended_rate, losses):
+    off = math.log10(max(cfg.learning_rate, 1e-12) / recommended_rate)
+    if abs(off) < 1.3 or len(losses) < 2 or losses[-1] < .3 * losses[0]: return None
+    return [Cause("rate_high" if off > 0 else "rate_low", "likely", min(1., abs(off) / 3), (
+        f"{cfg.learning_rate:g}, and {recommended_rate:g} is usual for a base of this width",
+        f"the loss went from {losses[0]:.3g} to {losses[-1]:.3g}"), edit(learning_rate=recommended_rate))]
+
+@_finder
 def _find_overfit(lines):
     held = [(line["step"], line["eval_loss"]) for line in lines if "eval_loss" in line]
     if len(held) < 2: return None

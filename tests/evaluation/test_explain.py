@@ -49,7 +49,7 @@ def test_a_budget_that_is_too_small_names_the_one_that_is_needed(slow, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["budget"] == found["spent"] == 0 and all(t["seconds"] is None for t in found["tried"])
     assert all("--budget" in t["says"] for t in found["tried"]) and len(found["tried"]) >= 3
-    assert "nothing" in found["headline"] and "0 experiments of" in found["headline"]
+    assert found["headline"] == "the learning rate is too low (likely)"   # by its distance from what is usual
 
 
 def test_a_run_whose_rows_and_weights_are_gone_is_still_looked_at(slow, tmp_path):
@@ -86,6 +86,9 @@ CFG = dict(warmup_steps=.03, max_length=128, train_on_prompt=False, train_on_tur
     ("_find_overfit", dict(lines=lines(2., 1., .1) + lines(1.5, 1., .9, name="eval_loss")), None, None),
     ("_find_warmup", dict(run=SimpleNamespace(step=60), cfg=SimpleNamespace(warmup_steps=55)), "warmup", "certain"),
     ("_find_warmup", dict(run=SimpleNamespace(step=60), cfg=SimpleNamespace(**CFG)), None, None),
+    ("_find_rate", dict(cfg=SimpleNamespace(learning_rate=.3), recommended_rate=1e-3, losses=[3., 5.]),
+     "rate_high", "likely"),
+    ("_find_rate", dict(cfg=SimpleNamespace(learning_rate=2e-3), recommended_rate=1e-3, losses=[3., 5.]), None, None),
     ("_find_bits", dict(bits=SimpleNamespace(matters=True, cost=1., error=.01)), "bits", "certain"),
     ("_find_bits", dict(bits=SimpleNamespace(matters=False)), None, None)])
 def test_what_files_and_measurements_say(finder, parts, name, sure):
