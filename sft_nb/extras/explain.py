@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -65,6 +66,11 @@ class Cause:
     evidence:tuple[str,...]         # figures for it
     fix:Fix|str=""
     against:tuple[str,...]=()       # figures against it
+
+    @property
+    def settings(self)->dict[str,Any]:
+        "The settings that the fix changes; empty: advice in words"
+        return getattr(self.fix, "settings", {})
 
     @property
     def finding(self)->Finding:
