@@ -2,8 +2,8 @@ __version__ = "0.1.0"
 
 import logging as _logging, sys as _sys
 
-from .base.installation import (check_platform as _check_platform, pause_garbage_collection as _pause_garbage_collection,
-                                set_torch_environment as _set_torch_environment)
+from .base.installation import check_platform as _check_platform, set_torch_environment as _set_torch_environment
+from .base.installation import pause_garbage_collection as _pause_garbage_collection
 from .base.extensions import extension as _extension, note_missing as _note_missing, REINSTALL as _REINSTALL
 
 _check_platform()

@@ -80,7 +80,7 @@ class Cause:
 
 _FINDERS:list[Callable] = []
 
-def _finder(f:Callable)->Callable:
+def _add_finder(f:Callable)->Callable:
     "Register a function that takes parts of a `Measured`, by name, and returns a list of causes, or None"
     _FINDERS.append(f)
     return f
@@ -91,7 +91,7 @@ def _certainty_by_share(share:float, certain:float, likely:float)->str|None:
     return "likely" if share >= likely else None
 
 # %% ../../nbs/16_extras/51_explain.ipynb #exp0fil1
-@_finder
+@_add_finder
 def _find_end(run, planned_steps_or_none):
     if run.state == "finished": return None
     status, of = run.status, planned_steps_or_none
@@ -101,14 +101,14 @@ def _find_end(run, planned_steps_or_none):
     return [Cause("not_ended", sure, 1 - share, tuple(evidence),
                   status.fix or command(f"sft_nb train --resume {shell_quote(run.path)}"))]
 
-@_finder
+@_add_finder
 def _find_not_finite(lines):
     wrong = [line for line in lines if any(not math.isfinite(line.get(name, 0)) for name in ("loss", "grad_norm"))]
     if not wrong: return None
     rate = max(line.get("learning_rate", 0) for line in lines)
     return [Cause("not_finite", "certain", 1., (f"first at step {wrong[0]['step']:,}",), edit(learning_rate=rate / 10))]
 
-@_finder
+@_add_finder
 def _find_unchanged(weights, cfg, recommended_rate):
     file = weights/"adapter_model.safetensors"
     if not file.exists() or cfg.adapter_name_or_path or cfg.init_lora_weights != "default": return None
@@ -121,7 +121,7 @@ def _find_unchanged(weights, cfg, recommended_rate):
         f"all {len(largest)} matrices B of the adapter are 0, as at the start (learning_rate {cfg.learning_rate:g})",),
         fix)]
 
-@_finder
+@_add_finder
 def _find_warmup(run, cfg):
     steps = max(1, run.step)
     share = min(1., (cfg.warmup_steps if cfg.warmup_steps >= 1 else cfg.warmup_steps * steps) / steps)
@@ -129,7 +129,7 @@ def _find_warmup(run, cfg):
     return [Cause("warmup", "certain" if share >= .8 else "likely", share, (
         f"the learning rate rises for {share:.0%} of the {pluralise(steps, 'step')}",), edit(warmup_steps=.03))]
 
-@_finder
+@_add_finder
 def _find_rate(cfg, recommended_rate, losses):
     off = math.log10(max(cfg.learning_rate, 1e-12) / recommended_rate)
     if abs(off) < 1.3 or len(losses) < 2 or losses[-1] < .3 * losses[0]: return None
@@ -137,7 +137,7 @@ def _find_rate(cfg, recommended_rate, losses):
         f"{cfg.learning_rate:g}, and {recommended_rate:g} is usual for a base of this width",
         f"the loss went from {losses[0]:.3g} to {losses[-1]:.3g}"), edit(learning_rate=recommended_rate))]
 
-@_finder
+@_add_finder
 def _find_overfit(lines):
     held = [(line["step"], line["eval_loss"]) for line in lines if "eval_loss" in line]
     if len(held) < 2: return None
@@ -150,7 +150,7 @@ def _find_overfit(lines):
         f"the training loss ends at {losses[-1]:.3g}"), edit(load_best_model_at_end=True) | edit(max_steps=at))]
 
 # %% ../../nbs/16_extras/51_explain.ipynb #exp0row1
-@_finder
+@_add_finder
 def _find_no_end(survey, data, pairs):   # rows without a prompt, as texts, need no end
     without = 1 - survey.ended / max(1, survey.rows)
     if data.train.counts.shortened > .5 * survey.rows or without < .5: return None   # cut, which is found as such
@@ -158,7 +158,7 @@ def _find_no_end(survey, data, pairs):   # rows without a prompt, as texts, need
         f"{survey.rows - survey.ended:,} of {survey.rows:,} examples have no supervised end token",),
         "a {chat_template} that ends each answer with an end token, or an end token after each row")]
 
-@_finder
+@_add_finder
 def _find_not_learned(chats, data):
     if data.cfg.train_on_prompt: return None
     silent = [where for where, _, chat in chats if chat[-1]["role"] == "assistant"
@@ -168,7 +168,7 @@ def _find_not_learned(chats, data):
         f"{len(silent)} of the first {pluralise(len(chats), 'row')}, the first is {silent[0]}",),
         "rows without the flag that leaves their last answer out: train, weight or loss")]
 
-@_finder
+@_add_finder
 def _find_cut(data):
     counts, n, found = data.train.counts, max(1, data.train.n_read), []
     if sure := _certainty_by_share(share := counts.shortened / n, .5, .2):
@@ -182,7 +182,7 @@ def _find_cut(data):
         found.append(Cause("left_out", sure, share, (f"{gone:,} of {n:,} training rows are not used",), fix))
     return found
 
-@_finder
+@_add_finder
 def _find_one_label(pairs, bench):
     counts = Counter(p.answer for p in pairs["train"])
     (answer, n), = counts.most_common(1)
@@ -194,7 +194,7 @@ def _find_one_label(pairs, bench):
     sure = "certain" if held and np.mean(held) < share - .2 else "likely"
     return [Cause("one_label", sure, share, tuple(evidence), "rows with other answers in {train_file}")]
 
-@_finder
+@_add_finder
 def _find_repeated(answers_only, run, pairs):
     data, stats, found = answers_only, answers_only.train.stats, []
     n, distinct = len(stats["whole"]), len(np.unique(stats["whole"]))
@@ -214,7 +214,7 @@ def _find_repeated(answers_only, run, pairs):
             "one answer for each prompt in {train_file}"))
     return found
 
-@_finder
+@_add_finder
 def _find_leak(answers_only, pairs):   # texts without a prompt have no pairs
     if "eval" not in pairs: return None
     share = float(np.isin(answers_only.eval.stats["prompt"], answers_only.train.stats["prompt"]).mean())
@@ -228,7 +228,7 @@ def _token_surprise(counts:Counter, texts:list[tuple])->np.ndarray:
     total, kinds = sum(counts.values()), len(counts) + 1
     return np.array([np.mean([-math.log((counts[t] + .5) / (total + .5 * kinds)) for t in text]) for text in texts])
 
-@_finder
+@_add_finder
 def _find_unlike(pairs, measured_or_none):
     if len(pairs.get("eval", ())) < 4 or len(pairs["train"]) < 8: return None
     def apart(name:str)->float:   # in standard deviations of training rows that were not counted
@@ -251,7 +251,7 @@ def _find_unlike(pairs, measured_or_none):
                   "training rows of the same kind in {train_file}, or held-out rows like them in {eval_file}")]
 
 # %% ../../nbs/16_extras/51_explain.ipynb #exp0sco1
-@_finder
+@_add_finder
 def _find_scorer(own_answers):
     wrong = [(text, s) for text, s in own_answers if not (s.correct if s.credit is None else s.credit >= .5)]
     if len(own_answers) < 4 or (share := len(wrong) / len(own_answers)) < .2: return None
@@ -261,7 +261,7 @@ def _find_scorer(own_answers):
         f"of {text[:60]!r} it reads {s.got!r}, and expects {s.expected[:40]!r}"),
         "the {task}'s `score`, or answers in the form that it reads")]
 
-@_finder
+@_add_finder
 def _find_short(saved, is_asked_alike, pairs):
     answers, limit = saved.tuned.answers, is_asked_alike[1]
     cut = np.mean([not a.ended and a.n_tokens >= limit for a in answers])
@@ -271,7 +271,7 @@ def _find_short(saved, is_asked_alike, pairs):
         f"{cut:.0%} of the answers are cut at {limit} tokens; {longer:.0%} of the rows' own answers are longer",),
         edit(max_new_tokens=2 * max(len(p.answer) for p in pairs["eval"])))]
 
-@_finder
+@_add_finder
 def _find_own_template(weights, chats, cfg, bench):
     if not (weights/"tokenizer_config.json").exists(): return None
     asked = [chat[:-1] for _, _, chat in chats[:4] if len(chat) > 1]
@@ -283,7 +283,7 @@ def _find_own_template(weights, chats, cfg, bench):
         f"the template saved with the weights writes {saved.decode(theirs)[:60]!r}, and training wrote "
         f"{bench.tokenizer.decode(mine)[:60]!r}",), f"the chat template of the training in {weights}")]
 
-@_finder
+@_add_finder
 def _find_other_prompts(saved, is_asked_alike, asked_or_none):
     if is_asked_alike[0] or not saved.tuned.answers: return None
     evidence = ["its scores come from other prompts than those that the run's config writes"]
@@ -298,7 +298,7 @@ def _find_other_prompts(saved, is_asked_alike, asked_or_none):
     sure = "certain" if sign_test(np.subtract(*np.transpose(pairs))) < .05 else "likely"
     return [Cause("template", sure, float(now - was), tuple(evidence), fix)]
 
-@_finder
+@_add_finder
 def _find_opening(openings, reopened_or_none, bench, pairs):
     text, held = (bench.tokenizer.decode(ids) for ids in openings)
     evidence = [f"training prompts begin with {text[-60:]!r}, held-out prompts with {held[-60:]!r}"]
@@ -311,14 +311,14 @@ def _find_opening(openings, reopened_or_none, bench, pairs):
     return sure and [Cause("template", sure, weight, tuple(evidence),
                            "the same {system_prompt} and wording in both files")]
 
-@_finder
+@_add_finder
 def _find_base_good(score):
     if score.base is None or not score.is_share or score.base < .9 or score.tuned < score.base - .05: return None
     return [Cause("base_good", "certain", score.base, (
         f"the base has {score.base:.0%} of {score.n} rows, the trained model {score.tuned:.0%}",),
         "harder rows, or no training")]
 
-@_finder
+@_add_finder
 def _find_few_held_out(saved):
     d = saved.difference
     if d is None or d.p < .05 or d.n >= 50 or d.gain <= 0: return None
@@ -330,7 +330,7 @@ def _gain_in_errors(gain:np.ndarray)->float:
     "By how many standard errors answers are likelier after their own prompts; 0 for few rows"
     return float(gain.mean() / max(gain.std(ddof=1) / math.sqrt(len(gain)), 1e-9)) if len(gain) >= 8 else 0.
 
-@_finder
+@_add_finder
 def _find_wrong_answers(measured, pairs):
     import scipy.stats   # not loaded by `from sft_nb import *`
     if not {("tuned", "train"), ("tuned", "eval")} <= {*measured}: return None
@@ -354,11 +354,11 @@ def _find_wrong_answers(measured, pairs):
     both = float(np.mean([share, of_held.mean()]))
     if len(own.disagrees) and .1 <= both <= .45: return [Cause("noise", "possible", both, (text,), fix)]
 
-def _relation(measured:dict, side:str)->float:
+def _answers_relate(measured:dict, side:str)->float:
     "By how many standard errors answers of a side are likelier after their own prompts, by the model that sees more"
     return max((_gain_in_errors(losses.gain) for (_, of), losses in measured.items() if of == side), default=0.)
 
-@_finder
+@_add_finder
 def _find_wrong_column(measured, columns):
     train, found = _gain_in_errors(measured["base", "train"].gain), []   # by the base, as those of the columns
     for name, strength in columns.items():
@@ -369,9 +369,9 @@ def _find_wrong_column(measured, columns):
         found.append(Cause("wrong_column", sure, strength / (strength + 1), texts, edit(fields=(f"answer={name}",))))
     return found
 
-@_finder
+@_add_finder
 def _find_unrelated(measured, heart_or_none, arms_or_none):
-    train, held = _relation(measured, "train"), _relation(measured, "eval")
+    train, held = _answers_relate(measured, "train"), _answers_relate(measured, "eval")
     if train >= 2 or len(measured["base", "train"].gain) < 16: return None
     evidence = [f"training answers are {train:+.1f} standard errors likelier after their own prompts than after others"]
     sure, against = "possible", []
@@ -384,7 +384,7 @@ def _find_unrelated(measured, heart_or_none, arms_or_none):
     fix = "prompts and answers of {train_file}: do they belong together?"
     return [Cause("unrelated", sure, .8, tuple(evidence), fix, tuple(against))]
 
-@_finder
+@_add_finder
 def _find_memorised(measured, data):
     if not {("tuned", "train"), ("tuned", "eval"), ("base", "eval")} <= {*measured}: return None
     own, held, base = (measured[key].per_token for key in (("tuned", "train"), ("tuned", "eval"), ("base", "eval")))
@@ -394,7 +394,7 @@ def _find_memorised(measured, data):
         f"the loss is {own:.3g} on training rows and {held:.3g} on held-out rows, where the base has {base:.3g}",),
         edit(num_train_epochs=1.) | "more rows in {train_file}")]
 
-@_finder
+@_add_finder
 def _find_bits(bits):
     if not bits.matters: return None
     return [Cause("bits", "certain" if bits.cost > .3 and bits.cost > 4 * bits.error else "likely",
@@ -455,7 +455,7 @@ class _Tried:
     @property
     def gain(self)->float: return 1 - self.after / max(self.before, 1e-9)
 
-@_finder
+@_add_finder
 def _find_by_trying(arms, cfg):
     found = []
     for t in arms.values():
@@ -516,7 +516,7 @@ _MEASURES = (
     ("columns", "whether a column that is not read belongs to the prompts",
      lambda c: c.seconds_of_passes(_count_tokens(c, 4)),
      lambda c: {name: _gain_in_errors(gain) for name, gain in c.relate_columns().items()},
-     lambda c, found: bool(c.part("data").train.seen.unread) and _relation(c.part("measured"), "train") < 4,
+     lambda c, found: bool(c.part("data").train.seen.unread) and _answers_relate(c.part("measured"), "train") < 4,
      lambda c: ", ".join(f"{name} {s:+.1f} standard errors" for name, s in c.columns.items()) or "none has values"),
     ("bits", "what storing the base in 4 or 8 bits costs",
      lambda c: c.seconds_of_passes(4096), lambda c: c.bits, lambda c, found: c.cfg.method == "qlora",

@@ -147,7 +147,7 @@ def _with_unit_vectors(figures:np.ndarray, means:np.ndarray, numbers:list[np.nda
     return [Measured(own, *figures[:4, at].astype(np.float32), gradient[at], meaning[at])
             for own, at in zip(numbers, (slice(n), slice(n, None)))]
 
-def _measure(bench:Workbench, folder:Path, numbers:list[np.ndarray], pace:float|None)->list[Measured]:
+def _measure_sides(bench:Workbench, folder:Path, numbers:list[np.ndarray], pace:float|None)->list[Measured]:
     "Announce and measure these examples of both sides; `pace`: tokens a second in training"
     examples = []
     for side, own in zip((bench.data.train, bench.data.eval), numbers):
@@ -273,7 +273,7 @@ def measure_rows(
     "Measure the rows of a run, or read what was measured; ConfigError if they have changed since it was trained"
     if most < 1: raise ConfigError("most", f"it is {most}", "at least one training row", "most=2000")
     run = open_run(run)
-    if checkpoint is None: checkpoint = _swept(run).best if _swept(run) else "adapter"
+    if checkpoint is None: checkpoint = _sweep_of(run).best if _sweep_of(run) else "adapter"
     folder, bench = run.weights(checkpoint), Workbench(run.config, is_resolved=True)
     with missing_rows_are_of_the_run(run.path): bench.make("data")
     check_same_rows(run, bench.data)
@@ -285,7 +285,7 @@ def measure_rows(
     if sides is None:
         pace = [m["tokens_per_second"] for m in run.metrics() if "tokens_per_second" in m]
         numbers = [some(len(train), most), some(len(held_out or ()), _MOST_HELD_OUT)]
-        sides = _measure(bench, folder, numbers, float(np.median(pace)) if pace else None)
+        sides = _measure_sides(bench, folder, numbers, float(np.median(pace)) if pace else None)
         bench.close()
         _keep_measured(file, key, sides)
     notes = []
@@ -295,7 +295,7 @@ def measure_rows(
     return Neighbours(run, checkpoint, bench.data, *sides, notes)
 
 # %% ../../nbs/16_extras/44_nearest_rows.ipynb #nea0res2
-def _shorten(text:str, most:int=44)->str:
+def _cut_text(text:str, most:int=44)->str:
     text = " ".join(text.split())
     return text if len(text) <= most else f"{text[:most - 1]}…"
 
@@ -306,7 +306,7 @@ def rows_table(
     def own(r:MeasuredRow)->dict:
         if not r.near: return dict(row=r.row, doubt=f"{r.doubt:.1f}", loss=f"{r.loss:.3g}", entropy=f"{r.entropy:.3g}")
         return dict(near=r.near, cosine=f"{r.cosine:+.2f}", row=r.row, doubt=f"{r.doubt:.1f}")
-    lines = [own(r) | dict(asks=_shorten(r.prompt), answer=_shorten(r.answer, 32)) for r in rows]
+    lines = [own(r) | dict(asks=_cut_text(r.prompt), answer=_cut_text(r.answer, 32)) for r in rows]
     return Table(lines, left=["near", "asks", "answer"], optional=["entropy", "loss"])
 
 @dataclass(frozen=True, repr=False)
@@ -346,19 +346,19 @@ class NearestRows(Viewable):
         which = f"{len(self.answers)} of {pluralise(self.wrong or 0, 'wrong answer')}"
         if self.wrong is None: which = f"{pluralise(len(self.answers), 'held-out row')} with surprising answers"
         def title(a:HeldOutRow)->str:
-            text = "nothing" if a.got is None else _shorten(a.got, 32)
+            text = "nothing" if a.got is None else _cut_text(a.got, 32)
             got = "" if self.wrong is None else f", answered {text}"
-            return f"{a.where}: {_shorten(a.prompt, 80)} Expected {_shorten(a.expected, 32)}{got}"
+            return f"{a.where}: {_cut_text(a.prompt, 80)} Expected {_cut_text(a.expected, 32)}{got}"
         parts = [part for a in self.answers for part in (title(a), rows_table(a.near))] + self.notes
         headline = f"{which}, and the nearest of {pluralise(self.measured, 'training row')}"
         return View(f"{self.run}, {self.checkpoint}", headline, parts=parts, data=own_fields(self))
 
-def _swept(run:Run)->Sweep|None:
+def _sweep_of(run:Run)->Sweep|None:
     file = run.path/"eval"/"sweep.json"
     return Sweep.load(file) if file.exists() else None
 
 def _wrong_answers(run:Run, checkpoint:str)->list[Answer]|None:   # None: there are no scores
-    sweep, file = _swept(run), run.path/"eval"/f"{checkpoint}.json"
+    sweep, file = _sweep_of(run), run.path/"eval"/f"{checkpoint}.json"
     if sweep and checkpoint in sweep.checkpoints: scores = sweep.checkpoints[checkpoint]
     elif file.exists(): scores = Evaluation.load(file).tuned
     else: return None

@@ -77,7 +77,7 @@ def test_the_nearest_are_those_with_the_largest_cosines(found):
 def test_it_is_measured_once_for_these_weights_and_rows(run, found, monkeypatch):
     file = near.measured_file(run, "adapter")
     kept = file.read_bytes()
-    monkeypatch.setattr(near, "_measure", lambda *_: pytest.fail("it was measured already"))
+    monkeypatch.setattr(near, "_measure_sides", lambda *_: pytest.fail("it was measured already"))
     assert near.doubtful_rows(run, n=3).rows == found.doubtful(3)
     for damaged in (b"", kept[:100]):
         file.write_bytes(damaged)
@@ -120,8 +120,8 @@ def test_the_panel_shows_them_below_the_answer(run, found, monkeypatch):
     panel = EvalPanel(run)
     panel.filter.value = "both wrong"
     assert "Training rows near it" not in panel.to_html() and not panel.near.disabled
-    drawn, measure = [], near._measure
-    monkeypatch.setattr(near, "_measure", lambda *how: drawn.append(str(panel.view)) or measure(*how))
+    drawn, measure = [], near._measure_sides
+    monkeypatch.setattr(near, "_measure_sides", lambda *how: drawn.append(str(panel.view)) or measure(*how))
     panel.near.click()
     assert "Measuring training rows with checkpoint-2" in drawn[0] and "Measuring" not in panel.to_html()
     shown = found.near(panel.state.pair()[0].where)[0]
