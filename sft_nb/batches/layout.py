@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['row_lengths', 'DataCollatorForCausalLM', 'DataCollatorFlattening', 'supervised_positions', 'supervise_all',
-           'CollatorWithPositions', 'text_config', 'model_class', 'counts_from_padding', 'supports_flattening',
-           'has_states', 'takes_flattened', 'should_flatten', 'autocast_to_weights', 'inference_mode',
-           'are_same_logits', 'eval_mode', 'rows_stay_apart', 'Layout', 'choose_layout', 'collator_for', 'BatchLengths',
-           'largest_batch', 'rows_of_largest_batch']
+           'CollatorWithPositions', 'text_config', 'layer_configs', 'model_class', 'counts_from_padding',
+           'supports_flattening', 'has_states', 'takes_flattened', 'should_flatten', 'autocast_to_weights',
+           'inference_mode', 'are_same_logits', 'eval_mode', 'rows_stay_apart', 'Layout', 'choose_layout',
+           'collator_for', 'BatchLengths', 'largest_batch', 'rows_of_largest_batch']
 
 # %% ../../nbs/05_batches/01_layout.ipynb #8b0436f9
 import inspect
@@ -133,6 +133,13 @@ def text_config(
 ):           # itself, or its language-model part if there is a vision tower
     "The part of a model's config that describes its language model"
     return shape.get_text_config()
+
+def layer_configs(
+    shape,   # a model's config
+)->tuple:    # of each layer; of one, if they are all alike
+    "Configs of a model's layers, for values that transformers refuses to read from the whole: Gemma 4's `head_dim`"
+    text = text_config(shape)
+    return tuple(text.per_layer_config) if getattr(text, "is_heterogeneous", False) else (text,)
 
 # %% ../../nbs/05_batches/01_layout.ipynb #5f23377a
 def model_class(

@@ -21,7 +21,7 @@ from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_availa
 
 from ..base.extensions import extension
 from ..base.report import ConfigError, SftError, edit, error_summary
-from ..batches.layout import model_class, supports_flattening, text_config
+from ..batches.layout import layer_configs, model_class, supports_flattening, text_config
 
 # %% ../../nbs/06_model/03_attention.ipynb #5e1b42b0
 class Documents(NamedTuple):
@@ -422,25 +422,27 @@ def _try_kernels(device:str, dtype:torch.dtype, size:int, value_size:int, groups
     what = f"head size {size}{' and a window' if window else ''}{' and sinks' if sinks else ''}"
     return f"; with {what} " + ", ".join(f"{_KERNELS[name]} {why}" for name, why in failed) + f": {_KERNELS[names[0]]}"
 
+def _head_sizes(layer)->list[tuple[int,int,int]]:
+    "Sizes of a key and a value, and queries per key, of a layer's heads; none: it has no attention, or says no sizes"
+    heads = getattr(layer, "num_attention_heads", None)
+    if not isinstance(heads, int) or not heads: return []   # no attention, or one of another number in each layer
+    if latent := getattr(layer, "qk_nope_head_dim", None):
+        return [(latent + layer.qk_rope_head_dim, layer.v_head_dim, 1)]
+    groups = max(1, heads // (getattr(layer, "num_key_value_heads", None) or heads))
+    size = getattr(layer, "head_dim", None) or getattr(layer, "hidden_size", 0) // heads
+    return [(n, n, groups) for n in {size, getattr(layer, "global_head_dim", None)} if n]
+
 def try_attention(
     device:str,
     dtype:torch.dtype,   # what it computes in
     shape:Any,           # the model's config
 )->str:                  # to be added to a reason; empty: the fastest kernels are right
     "Try the kernels of `varlen` with the head sizes, windows and sinks of a model, and use the fastest that are right"
-    text = text_config(shape)
-    heads = getattr(text, "num_attention_heads", None)
-    if not isinstance(heads, int) or not heads: return ""   # no attention, or one of another number in each layer
-    groups = max(1, heads // (getattr(text, "num_key_value_heads", None) or heads))
-    size = getattr(text, "head_dim", None) or getattr(text, "hidden_size", 0) // heads
-    sizes = {(size, size), *((n, n) for n in [getattr(text, "global_head_dim", None)] if n)}
-    if latent := getattr(text, "qk_nope_head_dim", None):
-        sizes, groups = {(latent + text.qk_rope_head_dim, text.v_head_dim)}, 1
-    windows = [None, 7] if getattr(text, "sliding_window", None) else [None]
+    windows = [None, 7] if getattr(text_config(shape), "sliding_window", None) else [None]
     kind = model_class(shape)
     sinks = kind is not None and "s_aux" in inspect.getsource(inspect.getmodule(kind))
-    known = [pair for pair in sorted(sizes) if all(pair)]
-    return "".join(_try_kernels(device, dtype, *pair, groups, window, sinks) for pair in known for window in windows)
+    known = sorted({size for layer in layer_configs(shape) for size in _head_sizes(layer)})
+    return "".join(_try_kernels(device, dtype, *sizes, window, sinks) for sizes in known for window in windows)
 
 # %% ../../nbs/06_model/03_attention.ipynb #a9299244
 @lru_cache

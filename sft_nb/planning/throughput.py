@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..batches.layout import BatchLengths, text_config
+from ..batches.layout import BatchLengths, layer_configs, text_config
 from ..model.hardware import Device
 from ..model.experts import count_active_experts, count_experts, expert_parameters
 from ..model.loss import causal_lm
@@ -45,7 +45,7 @@ def facts_of(
     inside = {id(m) for part in parts_of(inner) for m in part.modules()}
     adapted = hasattr(model, "peft_config")
     width = []   # query size per token; 0: only states look back
-    for layer in getattr(text, "per_layer_config", None) or (text,):
+    for layer in layer_configs(text):
         heads = getattr(layer, "num_attention_heads", 0)
         width.append(heads * (getattr(layer, "head_dim", None) or layer.hidden_size // max(heads, 1)))
     packed = sum(shape.numel() for m in inner.modules() for shape in getattr(m, "packed", {}).values())

@@ -54,7 +54,8 @@ def test_the_device_and_its_formats(mac, tmp_path):
 
 
 def test_memory_is_that_of_the_gpu(mac, monkeypatch):
-    monkeypatch.setattr("sft_nb.model.hardware._measured_tflops", lambda *a: 1.)
+    for name in ("_measured_tflops", "_measured_bandwidth"):
+        monkeypatch.setattr(f"sft_nb.model.hardware.{name}", lambda *a: 1.)
     assert this_device("mps", torch.float32).gib <= 1
     assert peak_memory_gib() == 64 * 2**10
     free_memory()
