@@ -27,7 +27,7 @@ def fsync(
 
 # %% ../../nbs/00_base/05_files.ipynb #df8091ed
 def _refuse_device(file:Path)->None:
-    "OSError for a device or a link to an open file, as /dev/stdout, which root could replace; and for no name of a file"
+    "OSError for a device or a link to an open file, as /dev/stdout, which root could replace, and for no file name"
     if not file.name or "\0" in str(file): raise OSError(errno.EINVAL, "it is not the name of a file", str(file))
     folder = os.path.realpath(file.parent)
     mode = os.lstat(file).st_mode if os.path.lexists(file) else 0

@@ -123,7 +123,8 @@ def complete(
     if not words[1:]: found = [*COMMANDS, "--help", "--version"]
     elif words[0] == "completion": found = [*_SCRIPTS]
     else:
-        own, last = _OWN_OPTIONS.get(words[0], {}), words[-3] if words[-2] == "=" and words[2:] else words[-2]   # bash splits at =
+        before = words[:-2] if words[-2] == "=" else words[:-1]   # bash splits at =
+        own, last = _OWN_OPTIONS.get(words[0], {}), before[-1] if before else ""
         kinds = {flag(name): s.type for name, s in SETTINGS.items()} if words[0] in _WITH_SETTINGS else {}
         kinds |= {flag(name): option.kind for name, option in own.items() if not option.first}
         runs = sorted(os.path.dirname(path) for path in glob.glob("runs/*/config.json"))
