@@ -267,7 +267,7 @@ def _score_or_explain(run, n_examples:int)->None:
     from sft_nb.tokens.conversations import open_split
     from sft_nb.tasks.core import task_of
     if open_split(run.config, task_of(run.config), "eval") is None:
-        fix = edit(eval_file="rows.jsonl") | edit(eval_fraction=.05)
+        fix = edit(eval_fraction=.1) | edit(eval_file="rows.jsonl")
         return _print_report(f"no rows are held out, so nothing is scored. Next time: {fix}")
     from sft_nb.evaluation.evaluate import evaluate
     _print_scores(evaluate(run), n_examples)
