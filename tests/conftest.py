@@ -27,7 +27,7 @@ if "SFT_NB_CACHE" not in os.environ:           # for rows prepared by tests and 
     atexit.register(shutil.rmtree, os.environ["SFT_NB_CACHE"], ignore_errors=True)
 
 
-settings.register_profile("same", derandomize=True, database=None, deadline=None)   # a suite passes twice, or fails twice
+settings.register_profile("same", derandomize=True, database=None, deadline=None)   # passes twice or fails twice
 settings.register_profile("random", deadline=None)   # HYPOTHESIS_PROFILE=random looks for new examples
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
