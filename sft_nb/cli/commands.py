@@ -249,6 +249,7 @@ def _print_result(run, n_examples:int)->int:
     if status.stopped_by == "max_time" and run.checkpoints():
         _print_text(f"to score what it has learned so far: sft_nb evaluate {shell_quote(run.path)}")
     _print_text(f"\nrun directory: {run.path}")
+    if status.state == "finished": _print_text("next, with it: sft_nb chat, merge or prove; if it disappoints: explain")
     return status.exit_code
 
 # %% ../../nbs/15_cli/01_commands.ipynb #91464fd1
