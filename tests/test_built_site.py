@@ -196,8 +196,8 @@ def wide(browser, file:Path, width:int, boxes:str=BOXES)->list:
     return found
 
 
-PAGES = ("index", "recipes/quickstart", "reference/settings", "04_tokens/encode", "05_batches/layout", "14_panels/batches",
-         "failures/never_stops")
+PAGES = ("index", "recipes/quickstart", "reference/settings", "04_tokens/encode", "05_batches/layout",
+         "14_panels/batches", "failures/never_stops")
 
 @pytest.mark.parametrize("width", (390, 1280))
 def test_pages_fit_the_window(site, browser, width):
