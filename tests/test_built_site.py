@@ -169,7 +169,8 @@ def test_a_cell_is_shown_as_its_directives_say():
 
 
 # What is wider than the window, unless it scrolls in a box of its own; a page scrolls as a whole at 390 px
-TOO_WIDE = """boxes => [document.documentElement.scrollWidth, ...[...document.querySelectorAll("article *")].filter((e) => {
+TOO_WIDE = """(boxes) => [document.documentElement.scrollWidth,
+                        ...[...document.querySelectorAll("article *")].filter((e) => {
   const { width, right } = e.getBoundingClientRect();
   return width && right > innerWidth + 1 && !e.parentElement.closest(boxes);
 }).map((e) => `${e.tagName} ${e.className} ${e.textContent.trim().slice(0, 40)}`)]"""
