@@ -484,15 +484,6 @@ def run_checks(
             phase.update(phase.done + 1)
     return findings
 
-def _estimated_seconds(
-    evidence:Evidence,   # with a first step
-)->float:
-    "Duration of the training's steps, by the faster of two measurements; evaluations and saving come on top"
-    first, learned = evidence.first_step, vars(evidence).get("learned")
-    rates = [first.seconds / first.tokens]   # seconds per token
-    if learned is not None and learned.seconds: rates.append(learned.seconds / evidence.few_batch["input_ids"].numel())
-    return min(rates) * evidence.training_tokens
-
 def training_summary(
     bench:Workbench,           # with rows and batches
     seconds:float|None=None,   # of all steps, as measured; None: as the plan estimates
@@ -522,7 +513,11 @@ def preflight_figures(
         figures["seconds_of_the_first_step"] = round(first.seconds, 3)
     if "extent" in made:
         figures |= dict(steps=evidence.extent.steps, passes_over_the_rows=evidence.extent.passes)
-        if first is not None: figures["estimated_seconds_of_all_steps"] = round(_estimated_seconds(evidence), 1)
+    if "extent" in made and first is not None:   # the faster of two measurements
+        token_seconds, learned = first.seconds / first.tokens, made.get("learned")
+        if learned is not None and learned.seconds:
+            token_seconds = min(token_seconds, learned.seconds / evidence.few_batch["input_ids"].numel())
+        figures["estimated_seconds_of_all_steps"] = round(token_seconds * evidence.training_tokens, 1)
     if "evaluated" in made: figures["held_out_loss"] = evidence.evaluated.loss
     if "learned" in made:
         steps, loss = evidence.learned.steps, evidence.learned.after

@@ -57,6 +57,8 @@ EXTENSIONS = {
     "row_formats": partial(_load_part, "row_formats"),
     "proposals": partial(_load_part, "proposals"),
     "rejections": partial(_load_part, "column_roles", "find_rejections"),
+    "kept_answers": partial(_load_part, "kept_answers", "KeptAnswers"),
+    "known_values": partial(_load_part, "known_values"),
     "skeletons": partial(_load_part, "template_cache"),
     "states": partial(_load_part, "states"),
     "tasks": partial(_load_part, "tasks"),

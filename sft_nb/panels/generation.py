@@ -13,6 +13,7 @@ from pathlib import Path
 from fastcore.basics import patch
 
 from ..base.escape import escape_html
+from ..base.extensions import extension
 from ..base.report import pluralise
 from ..runs.directory import Run
 from ..runs.status import ACTIVE
@@ -25,7 +26,7 @@ from .conversation import GenerationState, question_of
 # %% ../../nbs/14_panels/08_generation.ipynb #vew0con1
 class Controls:
     "The controls of a `GenerationPanel`"
-    def __init__(self, state:GenerationState):
+    def __init__(self, state:GenerationState, *, keeps:bool=True):   # False: nothing can be kept
         there = [*dict.fromkeys([*names_in(state.run), *state.names])]
         self.row = Number("held-out row", value=0, min=1, blank=0, placeholder="none",
                           title="copies its question into the prompt")
@@ -43,9 +44,11 @@ class Controls:
         self.top_p = Number("top-p", value=1., min=.05, max=1., step=.05,
                             title="sampled from the likeliest tokens with this total probability")
         self.seed = Number("seed", value=0, title="of the sampling: the same seed gives the same answer")
-        self.keep = Button("keep this prompt", title="in the run's prompt set; click again to remove it")
-        self.ask_set = Button("ask every checkpoint", title="all kept prompts, and export the answers")
-        self.thumbs = []   # two buttons per model that has answered
+        self.keep = Button("keep this prompt", title="in the run's prompt set; click again to remove it",
+                           hidden=not keeps)
+        self.ask_set = Button("ask every checkpoint", title="all kept prompts, and export the answers",
+                              hidden=not keeps)
+        self.thumbs = []   # two buttons per model that has answered, for ratings
 
     def rows(self)->list[dict]:
         "The rows of controls above the answers, from top to bottom"
@@ -76,19 +79,22 @@ class GenerationPanel(Panel):
         super().__init__(GenerationState(run, checkpoint))
         state = self.state
         self.given:dict[str,ChatModel] = {s.name: s for s in state.speakers}   # including those of other runs
-        self.controls = Controls(state)
+        keeping = extension("kept_answers")
+        self.kept = keeping and keeping(state)
+        self.controls = Controls(state, keeps=self.kept is not None)
         self.thread, self.drawn = thread, drawn
         self._bind()
         self._try(lambda: self.choose_row(row or min(1, len(state.rows()))))
 
     def blocks(self)->list[dict]:
         "The prompt, the conversation, the answers to kept prompts, and the settings"
-        answers = self.note + self.state.prompt_set_html()
+        answers = self.kept_html()
         kept = [html_block(answers, boxed=True, title="answers to kept prompts")] if answers else []
         talk = html_block(self.state.html(), boxed=True, title="conversation")
         return [*self.controls.rows(), talk, *kept, *self.controls.settings()]
 
-    def to_html(self)->str: return f"{self.note}{self.state.prompt_set_html()}{super().to_html()}"
+    def kept_html(self)->str: return self.note + (self.kept.html() if self.kept is not None else "")
+    def to_html(self)->str: return self.kept_html() + super().to_html()
 
     @property
     def busy(self)->bool:
@@ -166,7 +172,7 @@ def _write_in_thread(self:GenerationPanel, work:Callable)->None:
         finally:
             self.writing = False   # before the browser can send the next question
             self._enable(True)
-            self._offer_thumbs()
+            if self.kept is not None: self.controls.thumbs = self.kept.thumbs(self._try)
             self.draw()
     self.writing, self.error = True, ""
     self._enable(False)     # before the panel is drawn, so that no further question can be asked yet
@@ -197,15 +203,15 @@ def _grown(self:GenerationPanel, reply:Reply)->None:
 # %% ../../nbs/14_panels/08_generation.ipynb #0b5aff99
 @patch
 def _keep_prompt(self:GenerationPanel)->None:
-    file = self.state.keep_prompt(self.controls.prompt.value, self.controls.system.value)
-    self.note = f"<div>{pluralise(len(self.state.kept_prompts()), 'prompt')} in {escape_html(short_path(file))}</div>"
+    file = self.kept.keep_prompt(self.controls.prompt.value, self.controls.system.value)
+    self.note = f"<div>{pluralise(len(self.kept.prompts()), 'prompt')} in {escape_html(short_path(file))}</div>"
 
 @patch
 def ask_prompt_set(self:GenerationPanel)->None:
     "Ask every checkpoint all kept prompts; does nothing while an answer is being written"
     if self.writing: return
     def ask()->None:
-        file = self.state.ask_prompt_set(max_new_tokens=self.controls.tokens.value,
+        file = self.kept.ask_every_model(max_new_tokens=self.controls.tokens.value,
                                          on_answer=lambda: self.draw(save=False))
         self.note = f"<div>the answers are in {escape_html(short_path(file))}</div>"
     self._write_in_thread(ask)
@@ -229,19 +235,6 @@ def keep_up(self:GenerationPanel, every:float=2.)->None:
     except Exception as e: self.fail(e)   # the next view of the panel starts checking again
 
 # %% ../../nbs/14_panels/08_generation.ipynb #vew0pan8
-@patch
-def _offer_thumbs(self:GenerationPanel)->None:
-    "Offer two thumbs for each model that has answered the newest turn"
-    buttons, file = [], self.state.run.path/"preferences.jsonl"
-    replies = self.state.turns[-1].replies if self.state.turns else {}
-    for name in [name for name, reply in replies.items() if reply.text]:
-        for rating in ("good", "bad"):
-            tells, text = f"kept in {file}; click again to undo", f"rate {name} {rating}"
-            button = Button(text, title=tells)
-            button.on_click(lambda _, name=name, rating=rating: self._try(lambda: self.state.rate(name, rating)))
-            buttons.append(button)
-    self.controls.thumbs = buttons
-
 @patch
 def close(self:GenerationPanel)->None:
     "Stop the current answer and release the models"

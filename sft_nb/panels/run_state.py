@@ -68,7 +68,6 @@ class RunState:
         "The newest other runs of the same folder, newest first"
         return [path for path in reversed(run_folders(self.run.path.parent)) if path.name != self.run.path.name][:n]
 
-
 # %% ../../nbs/14_panels/03_run_state.ipynb #liv0sta7
 @patch
 def refresh(self:RunState)->bool:
@@ -81,8 +80,14 @@ def refresh(self:RunState)->bool:
     try: self.noticed:list[Finding] = Report.load(path/"guards.json").findings
     except SftError: self.noticed = []   # it is being written, or is damaged
     plan = read_json_object(path/"plan.json")
-    self.planned, pace = _planned_memory(plan), plan.get("tokens_per_second")
+    pace = plan.get("tokens_per_second")
     self.planned_pace = pace if isinstance(pace, (int, float)) else None
+    self.planned:dict[str,float] = {}   # GiB: the peak and the total; empty if the plan is missing or damaged
+    try:
+        device = plan["device"]
+        peak = plan["total" if device.get("kind") == "cpu" and "total" in plan else "allocated"]
+        self.planned = dict(planned=peak / 2**30, there=float(device["gib"]))
+    except (KeyError, TypeError, ValueError, AttributeError): pass
     self.whole_process:bool = bool(self.planned) and plan["device"].get("kind") == "cpu"   # memory is that of
     self.damage:list[str] = [f"{run.name}/metrics.jsonl: {tail.why}"
                              for run, tail in zip(self.runs, self.tails) if tail.why]
@@ -90,25 +95,16 @@ def refresh(self:RunState)->bool:
     except SftError as e:
         lines = []
         self.damage.append(f"{run.name}/samples.jsonl: {e.found}")
-    self.samples:list[dict] = [line for line in lines if _has_answers(line)]
+    def has_answers(line:dict)->bool:
+        answers = line.get("answers")
+        return isinstance(answers, list) and all(isinstance(answer, dict) for answer in answers)
+    self.samples:list[dict] = [line for line in lines if has_answers(line)]
     self.checkpoints:list[str] = [p.name for p in run.checkpoints()]
     self.save_requested:bool = (path/CHECKPOINT_ASKED).exists()
     before = self.last_seen
     self.last_seen = (self.state, self.status, self.progress, self.noticed, self.samples, self.checkpoints,
                       self.save_requested, self.damage)
     return any(come) or before != self.last_seen
-
-def _has_answers(line:dict)->bool:
-    answers = line.get("answers")
-    return isinstance(answers, list) and all(isinstance(answer, dict) for answer in answers)
-
-def _planned_memory(plan:dict)->dict[str,float]:
-    "GiB: the planned peak and the total; empty if the plan is missing or damaged"
-    try:
-        device = plan["device"]
-        planned = plan["total" if device.get("kind") == "cpu" and "total" in plan else "allocated"]
-        return dict(planned=planned / 2**30, there=float(device["gib"]))
-    except (KeyError, TypeError, ValueError, AttributeError): return {}
 
 # %% ../../nbs/14_panels/03_run_state.ipynb #liv0sta3
 @patch(as_prop=True)
@@ -272,14 +268,6 @@ _FIGURES = ("loss", "eval_loss", "learning_rate", "grad_norm", "mean_token_accur
 # %% ../../nbs/14_panels/03_run_state.ipynb #liv0htm1
 _COLOURS = dict(fail="#cf222e", warn="#bf8700")
 
-def _guards_html(noticed:list[Finding])->str:
-    "The findings of the guards, and when they were made"
-    lines = []
-    for f in noticed:
-        edge = f"border-left:4px solid {_COLOURS.get(f.status, '#57606a')};padding:1px 8px;margin:2px 0"
-        lines.append(f"<div style='{edge}'>{escape_html(f)}</div>")
-    return "".join(lines)
-
 _CHIPS = dict(finished="#1a7f37", failed="#cf222e", killed="#cf222e", removed="#cf222e",
               running="#0060a8", starting="#0060a8")
 
@@ -356,8 +344,11 @@ def notes_html(self:RunState)->str:
     table = details_html("all figures", table) if figures else ""
     saved = f"<div>checkpoints: {escape_html(', '.join(self.checkpoints))}</div>" if self.checkpoints else ""
     plan = "".join(f"<div>{line}</div>" for line in self.beside_plan())
-    notes = _guards_html(self.noticed) + plan + saved
-    return f"{notes}{table}{self._answers_html()}"
+    guards = ""
+    for f in self.noticed:
+        edge = f"border-left:4px solid {_COLOURS.get(f.status, '#57606a')};padding:1px 8px;margin:2px 0"
+        guards += f"<div style='{edge}'>{escape_html(f)}</div>"
+    return f"{guards}{plan}{saved}{table}{self._answers_html()}"
 
 @patch
 def replay(self:RunState)->None:

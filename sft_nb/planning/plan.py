@@ -174,14 +174,6 @@ def _uneven_steps(planner:Planner, c:Candidate)->Finding|None:
     return warn(found, fix, check="rows_in_a_step")
 
 # %% ../../nbs/07_planning/05_plan.ipynb #10adb606
-def _left_out(planner:Planner)->Finding|None:
-    "A warning that names the ways whose step cannot be simulated, so that they were not considered, else None"
-    if not planner.failed: return None
-    error = next(iter(planner.failed.values()))
-    ways = "; ".join(map(str, planner.failed))
-    return warn(f"not considered, as their step cannot be simulated ({type(error).__name__}: "
-                f"{error_summary(error)[:150]}): {ways}", check="ways")
-
 _GIVEN = "as configured"
 DECIDED = tuple("method learning_rate attn_implementation padding_free gradient_checkpointing activation_offloading "
                 "keep_attention recompute_parts max_tokens_per_batch gradient_accumulation_steps".split())
@@ -307,14 +299,6 @@ def _explain_simulation_errors(model:str):
     finally: printed.setLevel(before)
 
 # %% ../../nbs/07_planning/05_plan.ipynb #fcf2da55
-def _evaluation_tokens(data:Data)->int: return 0 if data.eval is None else int(data.eval.lengths.sum())
-
-def _evaluation_passes(extent:Extent, *, eval_steps:float|str|None)->float:
-    "The number of times that the held-out loss is computed in a training"
-    if not eval_steps: return 0
-    if eval_steps == "epoch": return extent.passes
-    return 1 / eval_steps if eval_steps < 1 else extent.steps // eval_steps
-
 def plan(
     cfg:Config|Data,             # a config; or data, which carries the config it was prepared with
     data:Data|None=None,         # from `prepare`; None: prepare the rows
@@ -355,15 +339,21 @@ def plan(
                 processes=processes, reach="" if reach is None else str(reach), model=_describe_model(cfg.model, model))
     found = findings(made, cfg)
     if uneven := _uneven_steps(planner, chosen): found.append(uneven)
-    if unknown := _left_out(planner): found.append(unknown)
+    if planner.failed:
+        error, ways = next(iter(planner.failed.values())), "; ".join(map(str, planner.failed))
+        found.append(warn(f"not considered, as their step cannot be simulated ({type(error).__name__}: "
+                          f"{error_summary(error)[:150]}): {ways}", check="ways"))
     made = replace(made, findings=found)
     if data is not None:
         resolved = with_plan(cfg, made)
         batches = batch_sampler(data.train.lengths, world_size=world_size, **resolved.values(batch_sampler))
         extent = training_extent(batches, **resolved.values(training_extent))
         seconds = int(data.train.lengths.sum()) * extent.passes / chosen.rate / world_size
-        passes = _evaluation_passes(extent, eval_steps=cfg.eval_steps)
-        evaluation_seconds = passes * _evaluation_tokens(data) / chosen.rate / world_size / 2   # no backward pass
+        if not cfg.eval_steps or data.eval is None: evaluations = 0
+        elif cfg.eval_steps == "epoch": evaluations = extent.passes
+        else: evaluations = 1 / cfg.eval_steps if cfg.eval_steps < 1 else extent.steps // cfg.eval_steps
+        tokens = 0 if data.eval is None else int(data.eval.lengths.sum())
+        evaluation_seconds = evaluations * tokens / chosen.rate / world_size / 2   # no backward pass
         made = replace(made, extent=extent, seconds=seconds, evaluation_seconds=evaluation_seconds, price=cfg.price)
     if data is not None and device is None: data.results["plan", cfg, world_size] = made   # use the plan that was shown
     return made

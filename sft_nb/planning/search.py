@@ -62,15 +62,6 @@ class RowLengths:
         "Lengths of many rows, made from a few"
         return cls(_longest_first(lengths), _longest_first(lengths), complete=False)
 
-# %% ../../nbs/07_planning/03_search.ipynb #655b5b4e
-def _attention_of_device(wanted:str, device:Device, dtype:torch.dtype, shape, *, shared:bool)->tuple[str|None,str]:
-    "`choose_attention`, also for a GPU that is not in this machine"
-    here = device.kind != "cuda" or torch.cuda.is_available()
-    stock = not here or shared   # flash-attn does not support shares
-    if wanted == "auto" and stock: return choose_attention("auto", "cpu", dtype, shape)
-    if here: return choose_attention(wanted, device.kind, dtype, shape)
-    return wanted, "requested"
-
 # %% ../../nbs/07_planning/03_search.ipynb #f145d7b8
 def open_methods(
     cfg:Config,
@@ -102,8 +93,12 @@ class Planner:
         self.rows, self.world_size = rows, world_size
         self.dtype = getattr(torch, device.dtype if cfg.dtype == "auto" else cfg.dtype)
         self.shape = load_shape(cfg, tokenizer)
-        self.attention, self.why_attention = _attention_of_device(
-            cfg.attn_implementation, device, self.dtype, self.shape, shared=cfg.sequence_parallel_size > 1)
+        wanted, is_here = cfg.attn_implementation, device.kind != "cuda" or torch.cuda.is_available()
+        self.attention, self.why_attention = wanted, "requested"
+        if wanted == "auto" and (not is_here or cfg.sequence_parallel_size > 1):   # which flash-attn does not support
+            self.attention, self.why_attention = choose_attention("auto", "cpu", self.dtype, self.shape)
+        elif is_here:
+            self.attention, self.why_attention = choose_attention(wanted, device.kind, self.dtype, self.shape)
         if sharing := sharing_of(cfg.sequence_parallel_size):
             sharing.check_heads(cfg.sequence_parallel_size, self.attention, self.shape,
                                 is_chosen=cfg.attn_implementation != "auto")

@@ -8,7 +8,7 @@ __all__ = ['MemoryTracker', 'Pass', 'Step', 'checkpoint_first_and_last_parts', '
 # %% ../../nbs/07_planning/01_simulate.ipynb #2d5eaa12
 import inspect
 import weakref
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode)
-from torch.utils._python_dispatch import _disable_current_modes, TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 from torch.utils.checkpoint import checkpoint
 
-from ..base.extensions import extension
+from ..base.extensions import extension, need_extension
 from ..config.load import Config
 from ..batches.layout import BatchLengths, text_config
 from ..model.attention import assume_documents
@@ -90,20 +90,6 @@ class _Unpack(torch.autograd.Function):
         into_x = d.to(ctx.dtype) @ torch.empty(ctx.size, dtype=ctx.dtype)
         return into_x.to(ctx.x), None, None, None
 
-@contextmanager
-def _four_bit_products():
-    "Context manager in which bitsandbytes' 4-bit functions only allocate, for its layers and for our kernels"
-    import bitsandbytes
-    def multiply(x, packed, quant_state, out=None, bias=None):
-        return _Unpack.apply(x, quant_state.shape, quant_state.dtype, bias)
-    def unpack(packed, state): return torch.empty(state.shape, dtype=state.dtype)
-    replaced = {(bitsandbytes, "matmul_4bit"): multiply, (bitsandbytes.functional, "dequantize_4bit"): unpack}
-    whole = {place: getattr(*place) for place in replaced}
-    for place, function in replaced.items(): setattr(*place, function)
-    try: yield
-    finally:
-        for place, function in whole.items(): setattr(*place, function)
-
 # %% ../../nbs/07_planning/01_simulate.ipynb #7ae781a7
 class _FusedNorm(torch.autograd.Function):
     "Allocates and saves what PyTorch's CUDA kernel for RMSNorm would"
@@ -115,11 +101,6 @@ class _FusedNorm(torch.autograd.Function):
     def backward(ctx, d):
         x, weight, _ = ctx.saved_tensors
         return torch.empty_like(x), torch.empty_like(weight) if ctx.needs_input_grad[1] else None
-
-def _norms_of(kind:str):
-    "Context manager in which `F.rms_norm` allocates what it would on a device of this kind"
-    if kind != "cuda": return nullcontext()
-    return patch.object(F, "rms_norm", lambda x, shape, weight, eps: _FusedNorm.apply(x, weight))
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #8e6228a0
 class _GroupedProduct(torch.autograd.Function):
@@ -134,84 +115,30 @@ class _GroupedProduct(torch.autograd.Function):
         return *(torch.empty_like(t) if is_needed else None for t, is_needed in needed), None
 
 @contextmanager
-def _grouped_products():
-    "Context manager in which the products of experts only allocate, in any dtype, and tokens are spread evenly"
+def _only_allocate(
+    kind:str,   # of device: cuda, cpu or mps
+):
+    "Context manager in which 4-bit products, those of experts, and a GPU's norms only allocate what they would"
+    import bitsandbytes
     from transformers.integrations import moe   # loads torch's compiler
-    def product(x, weight, offs): return _GroupedProduct.apply(x.to(weight.dtype), weight, offs)
-    def even_rows(chosen, n):
+    def multiply(x, packed, quant_state, out=None, bias=None):
+        return _Unpack.apply(x, quant_state.shape, quant_state.dtype, bias)
+    def unpack(packed, state): return torch.empty(state.shape, dtype=state.dtype)
+    def multiply_groups(x, weight, offs): return _GroupedProduct.apply(x.to(weight.dtype), weight, offs)
+    def even_rows(chosen, n):   # each expert has as many tokens
         each, more = divmod(len(chosen), n)
         return [each + (i < more) for i in range(n)], torch.empty(n, dtype=torch.int32)
-    def unpacked(module, name, first, last):
+    def unpack_experts(module, name, first, last):
         return torch.empty(last - first, *module.packed[name][1:], dtype=module.packed_dtype)
-    replaced, experts = {(moe, "_grouped_mm"): product}, extension("weights")
-    if experts: replaced |= {(experts, "rows_per_expert"): even_rows, (experts, "unpack_experts"): unpacked}
-    whole = {place: getattr(*place) for place in replaced}
-    for place, function in replaced.items(): setattr(*place, function)
-    try: yield
-    finally:
-        for place, function in whole.items(): setattr(*place, function)
 
-# %% ../../nbs/07_planning/01_simulate.ipynb #958eb2fa
-_MOST_KNOWN = 2**26   # most elements of a tensor whose values are computed
-_ASKS_FOR_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-
-class _KnownValues(TorchDispatchMode):
-    "Gives values to fake tensors that do not depend on weights, so that a model may branch on them"
-    def __init__(self):
-        super().__init__()
-        self.known = {}   # storage and layout of a fake tensor -> a real one, until the storage is freed
-
-    @staticmethod
-    def key(t)->tuple: return t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride(), t.dtype
-
-    def value(self, t): return self.known[self.key(t)][1]
-
-    def remember(self, t, value)->None:
-        key = self.key(t)
-        self.known[key] = weakref.ref(t.untyped_storage(), lambda _: self.known.pop(key, None)), value
-
-    def compute(self, f, args:tuple, kwargs:dict):
-        "The value of an operation's output; None if an input is unknown or the operation is random"
-        tensors = [t for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)]
-        name = f.name().partition("::")[2]
-        is_random = torch.Tag.nondeterministic_seeded in f.tags or name.startswith(("empty", "new_empty"))
-        if is_random or any(self.key(t) not in self.known for t in tensors): return None
-        args, kwargs = tree_map(lambda t: self.value(t) if isinstance(t, torch.Tensor) else t, (args, kwargs))
-        with _disable_current_modes(), torch.no_grad(): return f(*args, **kwargs)
-
-    def add_fake(self, value):
-        "A fake tensor of which this is the value"
-        if not isinstance(value, torch.Tensor): return value
-        t = torch.empty(value.shape, dtype=value.dtype)
-        self.remember(t, value)
-        return t
-
-    def places(self, index)->list:
-        "The indices at which a known mask is true"
-        if index is None or index.dtype != torch.bool or self.key(index) not in self.known: return [index]
-        with _disable_current_modes(): found = self.value(index).nonzero(as_tuple=True)
-        return [self.add_fake(places) for places in found]
-
-    def __torch_dispatch__(self, f, types, args=(), kwargs=None):
-        kwargs, name = kwargs or {}, f.name()
-        if name == "aten::index.Tensor": args = args[0], [place for index in args[1] for place in self.places(index)]
-        elif _ASKS_FOR_VALUES & {*f.tags}:
-            value = self.compute(f, args, kwargs)
-            if value is not None: return tree_map(self.add_fake, value)
-        out = f(*args, **kwargs)
-        results = [t for t in tree_iter(out) if isinstance(t, torch.Tensor)]
-        values = [None] * len(results)
-        if name == "aten::topk":   # on router scores
-            n = args[0].shape[args[2] if len(args) > 2 else -1]
-            with _disable_current_modes(): values[1] = torch.arange(out[1].numel()).view(out[1].shape) % n
-        elif all(t.numel() <= _MOST_KNOWN for t in results):
-            value = self.compute(f, args, kwargs)
-            if value is not None: values = list(tree_iter(value))
-        for t, value in zip(results, values):
-            if value is None: self.known.pop(self.key(t), None)   # it was modified
-            else: self.remember(t, value)
-        return out
-
+    replaced = {(bitsandbytes, "matmul_4bit"): multiply, (bitsandbytes.functional, "dequantize_4bit"): unpack,
+                (moe, "_grouped_mm"): multiply_groups}
+    if kind == "cuda": replaced[F, "rms_norm"] = lambda x, shape, weight, eps: _FusedNorm.apply(x, weight)
+    if experts := extension("weights"):
+        replaced |= {(experts, "rows_per_expert"): even_rows, (experts, "unpack_experts"): unpack_experts}
+    with ExitStack() as stack:
+        for place, function in replaced.items(): stack.enter_context(patch.object(*place, function))
+        yield
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #eb392076
 def _make_fake(model, dtype:torch.dtype)->None:
@@ -346,8 +273,8 @@ def _pass_context(model, batch:BatchLengths, how:Pass):
     was = torch.is_autocast_enabled("cuda")   # some libraries check this
     torch.set_autocast_enabled("cuda", is_cuda and how.dtype != torch.float32)
     try:
-        with (documents, rows, weights_for_dora(how.dtype), _grouped_products(), _four_bit_products(),
-              _norms_of(how.kind), torch.set_grad_enabled(how.train)): yield
+        with (documents, rows, weights_for_dora(how.dtype), _only_allocate(how.kind),
+              torch.set_grad_enabled(how.train)): yield
     finally: torch.set_autocast_enabled("cuda", was)
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #dae0a533
@@ -376,7 +303,9 @@ def _run_pass(model, batch:BatchLengths, how:Pass, alive:MemoryTracker)->tuple[i
     begin = alive.now
     offloads = how.offloading and how.train
     saved = offload_saved_tensors(model, _Forgotten) if offloads else nullcontext()
-    with alive, _KnownValues() if how.known else nullcontext(), _pass_context(model, batch, how):
+    values = nullcontext()
+    if how.known: values = need_extension("known_values", "plan", what="a model that branches on values").KnownValues()
+    with alive, values, _pass_context(model, batch, how):
         with saved:
             loss = _forward_and_loss(causal_lm(model), batch, how.attention, how.dtype, how.max_logits_mib, how.kind)
         kept, forward = alive.now - begin, alive.peak - begin

@@ -353,21 +353,20 @@ def test_a_config_says_what_is_done_and_preflight_leaves_no_trace():
 def test_a_training_keeps_attention_and_ends_in_the_same_weights(tmp_path, monkeypatch):
     "Through train: checkpointing with and without, and without any; dropout is on"
     counts, weights = {}, {}
-    keeps, gives = checkpointing._KeepAttention.__torch_dispatch__, checkpointing._ReplayAttention.__torch_dispatch__
+    dispatch = checkpointing._AttentionMode.__torch_dispatch__
     for name, how in dict(plain=dict(gradient_checkpointing=False), again=dict(keep_attention=False),
                           kept=dict(keep_attention=True)).items():
         seen = counts[name] = []
         def watch(self, f, types, args=(), kwargs=None, seen=seen):
-            if f.name().partition(".")[0] in ATTENTION: seen.append(type(self).__name__)
-            return (keeps if isinstance(self, checkpointing._KeepAttention) else gives)(self, f, types, args, kwargs)
-        monkeypatch.setattr(checkpointing._KeepAttention, "__torch_dispatch__", watch)
-        monkeypatch.setattr(checkpointing._ReplayAttention, "__torch_dispatch__", watch)
+            if f.name().partition(".")[0] in ATTENTION: seen.append(self.is_recomputation)
+            return dispatch(self, f, types, args, kwargs)
+        monkeypatch.setattr(checkpointing._AttentionMode, "__torch_dispatch__", watch)
         cfg = small(tmp_path, max_steps=2, **FEW, lora_dropout=.1, device="cpu", run_name=name,
                     **dict(gradient_checkpointing=True) | how)
         weights[name] = (train(cfg).path/"adapter"/"adapter_model.safetensors").read_bytes()
     assert weights["plain"] == weights["again"] == weights["kept"]
     assert not counts["plain"] and not counts["again"]
-    assert counts["kept"].count("_KeepAttention") == counts["kept"].count("_ReplayAttention") > 0
+    assert counts["kept"].count(False) == counts["kept"].count(True) > 0
 
 
 def test_nothing_is_held_after_the_backward_pass(monkeypatch):

@@ -157,25 +157,12 @@ class KeptAttention:
         self.at += 1
         return tree_map_only((OnDevice, self.waiting), lambda waits: waits.back(), out)
 
-# %% ../../../nbs/06_model/09_finetuning/01_checkpointing.ipynb #9432774e
-class _KeepAttention(TorchDispatchMode):
-    "Dispatch mode that runs attention and keeps its output"
-    def __init__(self, aside:KeptAttention):
-        super().__init__()
-        self.aside = aside
-
-    def __torch_dispatch__(self, f, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        out = f(*args, **kwargs)
-        if _is_kept(f, args, kwargs): self.aside.put(out)
-        return out
-
 # %% ../../../nbs/06_model/09_finetuning/01_checkpointing.ipynb #ed85cad5
-class _ReplayAttention(TorchDispatchMode):
-    "Dispatch mode that returns the kept output instead of running attention"
-    def __init__(self, aside:KeptAttention):
+class _AttentionMode(TorchDispatchMode):
+    "Dispatch mode that runs attention and keeps its output, or returns the kept output instead"
+    def __init__(self, aside:KeptAttention, *, is_recomputation:bool):
         super().__init__()
-        self.aside = aside
+        self.aside, self.is_recomputation = aside, is_recomputation
 
     def __enter__(self):
         self.aside.at = 0
@@ -183,13 +170,11 @@ class _ReplayAttention(TorchDispatchMode):
 
     def __torch_dispatch__(self, f, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        return self.aside.take() if _is_kept(f, args, kwargs) else f(*args, **kwargs)
-
-# %% ../../../nbs/06_model/09_finetuning/01_checkpointing.ipynb #7039df0f
-def _checkpoint_contexts(waiting:Callable)->tuple[_KeepAttention,_ReplayAttention]:
-    "The contexts for the forward pass of a layer and for its recomputation"
-    aside = KeptAttention(waiting)
-    return _KeepAttention(aside), _ReplayAttention(aside)
+        is_kept = _is_kept(f, args, kwargs)
+        if is_kept and self.is_recomputation: return self.aside.take()
+        out = f(*args, **kwargs)
+        if is_kept: self.aside.put(out)
+        return out
 
 # %% ../../../nbs/06_model/09_finetuning/01_checkpointing.ipynb #4d51e553
 def layers_of(
@@ -204,8 +189,10 @@ def recompute_layers(
     waiting:Callable=OnDevice,  # where outputs are kept: `OnHost`, or on the device
 )->None:
     "Recompute layers in the backward pass, with or without their attention"
-    how = dict(use_reentrant=False)
-    if keep_attention: how["context_fn"] = partial(_checkpoint_contexts, waiting)
+    def contexts()->tuple[_AttentionMode,_AttentionMode]:   # of the forward pass of a layer, and of its recomputation
+        aside = KeptAttention(waiting)
+        return _AttentionMode(aside, is_recomputation=False), _AttentionMode(aside, is_recomputation=True)
+    how = dict(use_reentrant=False) | (dict(context_fn=contexts) if keep_attention else {})
     if hasattr(model, "activation_checkpointing_enable"):   # its name since transformers 5.23
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
     else: model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
