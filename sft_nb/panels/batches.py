@@ -503,51 +503,45 @@ class BatchPanel(Panel):
         "A window shows it: make the batches, unless they are there"
         if "state" not in vars(self): self.show()
 
-# %% ../../nbs/14_panels/01_batches.ipynb #c162f81d
-@patch
-def blocks(self:BatchPanel)->list[dict]:
-    "Controls, the map, and the tokens"
-    c, state = self.controls, self.state
-    c.tokens.fill(state, self.losses)
-    tokens, supervised = state.sizes()
-    kinds = {"all tokens": tokens, "supervised": supervised}
-    here = [dict(x=state.index + 1, text="in view", status="here")]
-    several = [chart("tokens in each batch", kinds, look="bars", click=c.number, marks=here, height=90, x="batch")]
-    moves = controls_row(c.split, c.previous, c.next, c.number, c.longest, c.row, c.size, c.losses)
-    legend = f"{_LEGEND}{loss_scale_html() if self.losses else ''}"
-    return [moves, *(several if state.n_batches > 1 else []),
-            html_block(f"<div>{escape_html(state.caption())}</div>{legend}"), c.tokens]
+    def blocks(self)->list[dict]:
+        "Controls, the map, and the tokens"
+        c, state = self.controls, self.state
+        c.tokens.fill(state, self.losses)
+        tokens, supervised = state.sizes()
+        kinds = {"all tokens": tokens, "supervised": supervised}
+        here = [dict(x=state.index + 1, text="in view", status="here")]
+        several = [chart("tokens in each batch", kinds, look="bars", click=c.number, marks=here, height=90, x="batch")]
+        moves = controls_row(c.split, c.previous, c.next, c.number, c.longest, c.row, c.size, c.losses)
+        legend = f"{_LEGEND}{loss_scale_html() if self.losses else ''}"
+        return [moves, *(several if state.n_batches > 1 else []),
+                html_block(f"<div>{escape_html(state.caption())}</div>{legend}"), c.tokens]
 
-@patch
-def _show_batch_of_number(self:BatchPanel, change)->None:
-    if change["new"] - 1 != self.state.index: self.show(index=change["new"] - 1)
+    def _show_batch_of_number(self, change)->None:
+        if change["new"] - 1 != self.state.index: self.show(index=change["new"] - 1)
 
-@patch
-def _resize(self:BatchPanel, change)->None:
-    "Only what a person typed changes the size; another split brings its own"
-    if change["new"] != self.state.batch_size: self.show(batch_size=change["new"])
+    def _resize(self, change)->None:
+        "Only what a person typed changes the size; another split brings its own"
+        if change["new"] != self.state.batch_size: self.show(batch_size=change["new"])
 
-@patch
-def show_row(self:BatchPanel, row:int)->None:
-    "Show the batch of a row, or say that there is none; 0: nothing is looked for"
-    if not row: return
-    try: where = dict(index=self.state.find(row))
-    except ConfigError as e: return self.fail(e)
-    self.show(**where)
+    def show_row(self, row:int)->None:
+        "Show the batch of a row, or say that there is none; 0: nothing is looked for"
+        if not row: return
+        try: where = dict(index=self.state.find(row))
+        except ConfigError as e: return self.fail(e)
+        self.show(**where)
 
-@patch
-def show(self:BatchPanel, **where)->None:
-    "Move the state and draw it"
-    state, c = self.state.move(**where), self.controls
-    self.error = ""
-    if f"row {c.row.value}" not in state.names(): c.row.value = 0   # the row found is no longer in view
-    c.size.value = state.batch_size
-    c.size.disabled = state.packed   # packed batches hold as many rows as fit
-    c.number.max, c.number.value = state.n_batches, state.index + 1
-    c.previous.disabled = state.index == 0
-    c.next.disabled = state.index == state.n_batches - 1
-    self.losses = None
-    if c.losses.value == "on":
-        try: self.losses = state.measure()
-        except Exception as e: return self.fail(e)   # a model can raise anything
-    self.draw()
+    def show(self, **where)->None:
+        "Move the state and draw it"
+        state, c = self.state.move(**where), self.controls
+        self.error = ""
+        if f"row {c.row.value}" not in state.names(): c.row.value = 0   # the row found is no longer in view
+        c.size.value = state.batch_size
+        c.size.disabled = state.packed   # packed batches hold as many rows as fit
+        c.number.max, c.number.value = state.n_batches, state.index + 1
+        c.previous.disabled = state.index == 0
+        c.next.disabled = state.index == state.n_batches - 1
+        self.losses = None
+        if c.losses.value == "on":
+            try: self.losses = state.measure()
+            except Exception as e: return self.fail(e)   # a model can raise anything
+        self.draw()

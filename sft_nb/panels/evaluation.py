@@ -359,96 +359,86 @@ class EvalPanel(Panel):
                 controls_row(self.ask, self.near, self.export, self.again), note, html_block(state.pair_html()),
                 html_block(state.near_html()), *trial]
 
+    def _bind(self)->None:
+        "Connect the controls to the state"
+        for button, act in ((self.export, self._export), (self.ask, self.try_it), (self.near, self._measure_near),
+                            (self.again, self.state.reload)):
+            button.on_click(lambda _, act=act: self._do(act))
+        for name in ("checkpoint", "filter", "klass", "text"): self._follow(getattr(self, name), name)
+        self._follow(self.sorts, "order")
+        self._follow(self.table, "chosen")
+        self.step.observe(lambda change: self._go_to_step(change["new"]), "value")
+
+    def _follow(self, control:Control, name:str)->None:
+        "Update the state when a person changes a control, but not when `fill` does"
+        def act(change):
+            value = change["new"]
+            if self.filling or (value is None and name != "order"): return
+            if name == "order": value = value and tuple(value)
+            page = self.state.page
+            where = dict(at=value // page * page, chosen=value % page) if name == "chosen" else {name: value}
+            self._do(lambda: self.state.move(**where))
+        control.observe(act, "value")
+
+    def _go_to_step(self, step:int|None)->None:
+        "The checkpoint of a step that was clicked in the chart"
+        found = [name for name in self.state.sweep.checkpoints if step_of(Path(name)) == step]
+        if found: self.checkpoint.value = found[0]
+        self.step.set_trait("value", None)
+
+    def _do(self, act:Callable)->None:
+        "Carry out an action, show what went wrong, and redraw"
+        self.note = ""
+        try: act()
+        except Exception as e: self.note = error_html(e)
+        self.fill()
+        self.draw()
+
+    def fill(self)->None:
+        "Set the controls from the state"
+        s, there = self.state, self.state.sweep is not None
+        self.filling = True
+        controls = self.checkpoint, self.filter, self.klass, self.text, self.ask, self.near, self.export
+        for control in controls: control.disabled = not there
+        if there:
+            _set_options(self.checkpoint, [*s.sweep.checkpoints], s.checkpoint)
+            _set_options(self.filter, [(f"{name} {n:,}", name) for name, n in s.counts().items()], s.filter)
+            _set_options(self.klass, ["all", *s.classes()], s.klass)
+            self.klass.hidden = not s.classes()
+            n = len(s.numbers())
+            self.ask.disabled = self.near.disabled = self.export.disabled = not n
+            self.sorts.value = s.order
+            version = f"{s.checkpoint} {s.filter} {s.klass} {s.order} {s.text}"
+            self.table.fill(n, version, s.at + s.chosen if n else None)
+        self.filling = False
+
+    def _export(self)->None:
+        "Export the ids, and show where they are"
+        file = self.state.export()
+        self.note = f"<div>{len(self.state.numbers()):,} ids are in {escape_html(file)}</div>"
+
+    def _measure_near(self)->None:
+        self.note = f"<div role='status'>Measuring training rows with {escape_html(self.state.checkpoint)} …</div>"
+        self.draw(save=False)   # measuring may take a while
+        self.note = ""
+        self.state.measure_near()
+
+    def try_it(self)->None:
+        "Hand the question in view to a `GenerationPanel` below; nothing if the list is empty"
+        pair, names = self.state.pair(), ("base", self.state.checkpoint)
+        if pair is None: return
+        if self.trial is None: self.trial = GenerationPanel(self.state.run, names, thread=self.thread, drawn=self.draw)
+        c, where = self.trial.controls, pair[0].where
+        if self.trial.state.names != [*names]: c.models.value = names
+        if where in self.trial.state.rows(): self.trial.choose_row(where)
+        else: c.row.value, c.prompt.value = 0, pair[0].prompt   # a sweep may have used more rows than training
+
+    def close(self)->None:
+        "Close the panel, and the one in which a question was tried"
+        if getattr(self, "trial", None) is not None: self.trial.close()   # a panel that failed to build has none
+        super().close()
+
 # %% ../../nbs/14_panels/10_evaluation.ipynb #95eff7ea
-@patch
-def _bind(self:EvalPanel)->None:
-    "Connect the controls to the state"
-    for button, act in ((self.export, self._export), (self.ask, self.try_it), (self.near, self._measure_near),
-                        (self.again, self.state.reload)):
-        button.on_click(lambda _, act=act: self._do(act))
-    for name in ("checkpoint", "filter", "klass", "text"): self._follow(getattr(self, name), name)
-    self._follow(self.sorts, "order")
-    self._follow(self.table, "chosen")
-    self.step.observe(lambda change: self._go_to_step(change["new"]), "value")
-
-@patch
-def _follow(self:EvalPanel, control:Control, name:str)->None:
-    "Update the state when a person changes a control, but not when `fill` does"
-    def act(change):
-        value = change["new"]
-        if self.filling or (value is None and name != "order"): return
-        if name == "order": value = value and tuple(value)
-        page = self.state.page
-        where = dict(at=value // page * page, chosen=value % page) if name == "chosen" else {name: value}
-        self._do(lambda: self.state.move(**where))
-    control.observe(act, "value")
-
-@patch
-def _go_to_step(self:EvalPanel, step:int|None)->None:
-    "The checkpoint of a step that was clicked in the chart"
-    found = [name for name in self.state.sweep.checkpoints if step_of(Path(name)) == step]
-    if found: self.checkpoint.value = found[0]
-    self.step.set_trait("value", None)
-
-@patch
-def _do(self:EvalPanel, act:Callable)->None:
-    "Carry out an action, show what went wrong, and redraw"
-    self.note = ""
-    try: act()
-    except Exception as e: self.note = error_html(e)
-    self.fill()
-    self.draw()
-
-@patch
-def fill(self:EvalPanel)->None:
-    "Set the controls from the state"
-    s, there = self.state, self.state.sweep is not None
-    self.filling = True
-    controls = self.checkpoint, self.filter, self.klass, self.text, self.ask, self.near, self.export
-    for control in controls: control.disabled = not there
-    if there:
-        _set_options(self.checkpoint, [*s.sweep.checkpoints], s.checkpoint)
-        _set_options(self.filter, [(f"{name} {n:,}", name) for name, n in s.counts().items()], s.filter)
-        _set_options(self.klass, ["all", *s.classes()], s.klass)
-        self.klass.hidden = not s.classes()
-        n = len(s.numbers())
-        self.ask.disabled = self.near.disabled = self.export.disabled = not n
-        self.sorts.value = s.order
-        version = f"{s.checkpoint} {s.filter} {s.klass} {s.order} {s.text}"
-        self.table.fill(n, version, s.at + s.chosen if n else None)
-    self.filling = False
-
 def _set_options(choice:Choice, options:list, value)->None:
     "Options and value at once"
     choice.options, choice.value = options, value
-
-@patch
-def _export(self:EvalPanel)->None:
-    "Export the ids, and show where they are"
-    file = self.state.export()
-    self.note = f"<div>{len(self.state.numbers()):,} ids are in {escape_html(file)}</div>"
-
-# %% ../../nbs/14_panels/10_evaluation.ipynb #8674d77a
-@patch
-def _measure_near(self:EvalPanel)->None:
-    self.note = f"<div role='status'>Measuring training rows with {escape_html(self.state.checkpoint)} …</div>"
-    self.draw(save=False)   # measuring may take a while
-    self.note = ""
-    self.state.measure_near()
-
-@patch
-def try_it(self:EvalPanel)->None:
-    "Hand the question in view to a `GenerationPanel` below; nothing if the list is empty"
-    pair, names = self.state.pair(), ("base", self.state.checkpoint)
-    if pair is None: return
-    if self.trial is None: self.trial = GenerationPanel(self.state.run, names, thread=self.thread, drawn=self.draw)
-    c, where = self.trial.controls, pair[0].where
-    if self.trial.state.names != [*names]: c.models.value = names
-    if where in self.trial.state.rows(): self.trial.choose_row(where)
-    else: c.row.value, c.prompt.value = 0, pair[0].prompt   # a sweep may have used more rows than training
-
-@patch
-def close(self:EvalPanel)->None:
-    "Close the panel, and the one in which a question was tried"
-    if getattr(self, "trial", None) is not None: self.trial.close()   # a panel that failed to build has none
-    super(EvalPanel, self).close()

@@ -9,6 +9,7 @@ __all__ = ['Controls', 'GenerationPanel']
 import threading, time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from fastcore.basics import patch
 
@@ -80,7 +81,7 @@ class GenerationPanel(Panel):
         state = self.state
         self.given:dict[str,ChatModel] = {s.name: s for s in state.speakers}   # including those of other runs
         keeping = extension("kept_answers")
-        self.kept = keeping and keeping(state)
+        self.kept:Any = keeping and keeping(state)   # None without `sft_nb.extras`
         self.controls = Controls(state, keeps=self.kept is not None)
         self.thread, self.drawn = thread, drawn
         self._bind()
@@ -101,104 +102,92 @@ class GenerationPanel(Panel):
         "Is the thread still running?"
         return self.worker is not None and self.worker.is_alive()
 
-# %% ../../nbs/14_panels/08_generation.ipynb #vew0pan3
-@patch
-def _bind(self:GenerationPanel)->None:
-    c = self.controls
-    c.ask.on_click(lambda _: self.generate())
-    c.stop.on_click(lambda _: self.state.stop())
-    c.new.on_click(lambda _: self._try(self.state.new))
-    c.keep.on_click(lambda _: self._try(self._keep_prompt))
-    c.ask_set.on_click(lambda _: self.ask_prompt_set())
-    c.row.observe(lambda change: self._try(lambda: self.choose_row(change["new"])), "value")
-    c.models.observe(lambda change: self._try(lambda: self.state.choose(self._meant(change["new"]))), "value")
+    def _bind(self)->None:
+        c = self.controls
+        c.ask.on_click(lambda _: self.generate())
+        c.stop.on_click(lambda _: self.state.stop())
+        c.new.on_click(lambda _: self._try(self.state.new))
+        c.keep.on_click(lambda _: self._try(self._keep_prompt))
+        c.ask_set.on_click(lambda _: self.ask_prompt_set())
+        c.row.observe(lambda change: self._try(lambda: self.choose_row(change["new"])), "value")
+        c.models.observe(lambda change: self._try(lambda: self.state.choose(self._meant(change["new"]))), "value")
 
-@patch
-def _try(self:GenerationPanel, act:Callable)->None:
-    "Carry out a press, and show what went wrong"
-    self.error = ""
-    try: act()
-    except Exception as e: self.error = self.explain(e)
-    self.draw()
-
-# %% ../../nbs/14_panels/08_generation.ipynb #vew0pan4
-@patch
-def draw(self:GenerationPanel, *, save:bool=True)->None:
-    "Draw the panel, or notify the one around it; newly written checkpoints are added to the models"
-    models, written = self.controls.models, []
-    try: written = names_in(self.state.run)
-    except OSError: pass   # keep the models listed so far, and an error can still be drawn
-    there = [*dict.fromkeys([*written, *models.options, *self.state.names])]
-    if there != models.options: models.options = there
-    if self.drawn is not None: self.drawn()
-    else: super(GenerationPanel, self).draw(save=save)
-
-# %% ../../nbs/14_panels/08_generation.ipynb #vew0pan5
-@patch
-def choose_row(self:GenerationPanel,
-    row:int|str,   # its number among the held-out rows, from 1, or its place; 0: none
-)->None:
-    "Put a held-out row into the prompt; ConfigError if there is no such row"
-    if not row: return
-    place, chat = self.state.chat_of(row)
-    c, first = self.controls, chat[0]
-    c.prompt.value = question_of(chat)
-    c.system.value = first["content"] if first["role"] == "system" else ""
-    c.row.value = row if isinstance(row, int) else [*self.state.rows()].index(place) + 1
-
-@patch
-def _meant(self:GenerationPanel, names:tuple[str,...])->tuple:
-    return tuple(self.given.get(name, name) for name in names)
-
-# %% ../../nbs/14_panels/08_generation.ipynb #vew0pan6
-@patch
-def generate(self:GenerationPanel)->None:
-    "Ask the models the prompt; does nothing while an answer is being written"
-    if self.writing: return
-    c, self.error = self.controls, ""
-    how = dict(max_new_tokens=c.tokens.value, temperature=c.temperature.value, top_p=c.top_p.value, seed=c.seed.value)
-    try: turn = self.state.begin(c.prompt.value, row=c.row.value, system=c.system.value, **how)
-    except Exception as e:
-        self.error = self.explain(e)
-        return self.draw()
-    self._write_in_thread(lambda: self.state.answer(turn, self._grown))
-
-@patch
-def _write_in_thread(self:GenerationPanel, work:Callable)->None:
-    "Let models write, in a thread of its own; until they have, everything but stop is disabled"
-    def run()->None:
-        try: work()
+    def _try(self, act:Callable)->None:
+        "Carry out a press, and show what went wrong"
+        self.error = ""
+        try: act()
         except Exception as e: self.error = self.explain(e)
-        finally:
-            self.writing = False   # before the browser can send the next question
-            self._enable(True)
-            if self.kept is not None: self.controls.thumbs = self.kept.thumbs(self._try)
-            self.draw()
-    self.writing, self.error = True, ""
-    self._enable(False)     # before the panel is drawn, so that no further question can be asked yet
-    self.draw(save=False)   # a model may have to be loaded before the first token
-    self.worker = threading.Thread(target=run, daemon=True)
-    if self.thread: self.worker.start()
-    else: run()
+        self.draw()
 
-@patch
-def _enable(self:GenerationPanel, free:bool)->None:
-    "While an answer is being written, disable everything but stop"
-    c = self.controls
-    for widget in (c.ask, c.new, c.row, c.models, c.keep, c.ask_set): widget.disabled = not free
-    c.stop.disabled = free
-    c.ask.label = "Generate" if free else "writing …"
+    def draw(self, *, save:bool=True)->None:
+        "Draw the panel, or notify the one around it; newly written checkpoints are added to the models"
+        models, written = self.controls.models, []
+        try: written = names_in(self.state.run)
+        except OSError: pass   # keep the models listed so far, and an error can still be drawn
+        there = [*dict.fromkeys([*written, *models.options, *self.state.names])]
+        if there != models.options: models.options = there
+        if self.drawn is not None: self.drawn()
+        else: super().draw(save=save)
+
+    def choose_row(self,
+        row:int|str,   # its number among the held-out rows, from 1, or its place; 0: none
+    )->None:
+        "Put a held-out row into the prompt; ConfigError if there is no such row"
+        if not row: return
+        place, chat = self.state.chat_of(row)
+        c, first = self.controls, chat[0]
+        c.prompt.value = question_of(chat)
+        c.system.value = first["content"] if first["role"] == "system" else ""
+        c.row.value = row if isinstance(row, int) else [*self.state.rows()].index(place) + 1
+
+    def _meant(self, names:tuple[str,...])->tuple:
+        return tuple(self.given.get(name, name) for name in names)
+
+    def generate(self)->None:
+        "Ask the models the prompt; does nothing while an answer is being written"
+        if self.writing: return
+        c, self.error = self.controls, ""
+        how = dict(max_new_tokens=c.tokens.value, temperature=c.temperature.value, top_p=c.top_p.value,
+                   seed=c.seed.value)
+        try: turn = self.state.begin(c.prompt.value, row=c.row.value, system=c.system.value, **how)
+        except Exception as e:
+            self.error = self.explain(e)
+            return self.draw()
+        self._write_in_thread(lambda: self.state.answer(turn, self._grown))
+
+    def _write_in_thread(self, work:Callable)->None:
+        "Let models write, in a thread of its own; until they have, everything but stop is disabled"
+        def run()->None:
+            try: work()
+            except Exception as e: self.error = self.explain(e)
+            finally:
+                self.writing = False   # before the browser can send the next question
+                self._enable(True)
+                if self.kept is not None: self.controls.thumbs = self.kept.thumbs(self._try)
+                self.draw()
+        self.writing, self.error = True, ""
+        self._enable(False)     # before the panel is drawn, so that no further question can be asked yet
+        self.draw(save=False)   # a model may have to be loaded before the first token
+        self.worker = threading.Thread(target=run, daemon=True)
+        if self.thread: self.worker.start()
+        else: run()
+
+    def _enable(self, free:bool)->None:
+        "While an answer is being written, disable everything but stop"
+        c = self.controls
+        for widget in (c.ask, c.new, c.row, c.models, c.keep, c.ask_set): widget.disabled = not free
+        c.stop.disabled = free
+        c.ask.label = "Generate" if free else "writing …"
+
+    def _grown(self, reply:Reply)->None:
+        "Draw, unless the last picture is too recent"
+        now = time.monotonic()
+        if now - self.last < _EVERY: return
+        self.last = now
+        self.draw(save=False)
 
 # %% ../../nbs/14_panels/08_generation.ipynb #vew0pan7
 _EVERY = .2   # seconds between updates of a growing answer
-
-@patch
-def _grown(self:GenerationPanel, reply:Reply)->None:
-    "Draw, unless the last picture is too recent"
-    now = time.monotonic()
-    if now - self.last < _EVERY: return
-    self.last = now
-    self.draw(save=False)
 
 # %% ../../nbs/14_panels/08_generation.ipynb #0b5aff99
 @patch

@@ -30,7 +30,7 @@ class Controls:
     ask_set: Button
     thumbs: Any
 
-    def __init__(self, state: GenerationState) -> None: ...
+    def __init__(self, state: GenerationState, *, keeps: bool=True) -> None: ...
 
     def rows(self) -> list[dict[Any, Any]]:
         """The rows of controls above the answers, from top to bottom"""
@@ -46,6 +46,7 @@ class GenerationPanel(Panel):
     last: float
     note: str
     given: dict[str, ChatModel]
+    kept: Any
     controls: Controls
     thread: bool
     drawn: Callable[..., Any] | None
@@ -54,6 +55,8 @@ class GenerationPanel(Panel):
 
     def blocks(self) -> list[dict[Any, Any]]:
         """The prompt, the conversation, the answers to kept prompts, and the settings"""
+
+    def kept_html(self) -> str: ...
 
     def to_html(self) -> str: ...
 

@@ -269,44 +269,39 @@ class Panel(anywidget.AnyWidget):
         "The view as JSON"
         return self.state.to_dict()
 
-# %% ../../nbs/14_panels/00_panel.ipynb #456b7fdb
-@patch
-def draw(self:Panel, *, save:bool=True)->None:
-    "Send what has changed to every window; `save=False` leaves the saved picture as it is"
-    with self.lock:
-        self.live = {}
-        error = [html_block(self.error)] if self.error else []
-        self.view = self._to_json([*error, *self.blocks()])
-        if save and self.shown: update_display(self._saved_picture(), display_id=self.saved_id, raw=True)
+    def draw(self, *, save:bool=True)->None:
+        "Send what has changed to every window; `save=False` leaves the saved picture as it is"
+        with self.lock:
+            self.live = {}
+            error = [html_block(self.error)] if self.error else []
+            self.view = self._to_json([*error, *self.blocks()])
+            if save and self.shown: update_display(self._saved_picture(), display_id=self.saved_id, raw=True)
 
-@patch
-def _to_json(self:Panel, part):
-    "Blocks as JSON: a control in a row becomes its description, a list its block, and any other control its id"
-    if isinstance(part, Control):
-        self.live[part.id] = part
-        return self._to_json(part.block()) if hasattr(part, "block") else part.id
-    if isinstance(part, dict) and part.get("kind") == "row":
-        self.live |= {c.id: c for c in part["items"]}
-        return dict(kind="row", items=[c.to_dict() for c in part["items"]])
-    if isinstance(part, dict): return {k: self._to_json(v) for k, v in part.items() if v is not None}
-    if isinstance(part, (list, tuple)): return [self._to_json(v) for v in part]
-    return part
+    def _to_json(self, part):
+        "Blocks as JSON: a control in a row becomes its description, a list its block, and any other control its id"
+        if isinstance(part, Control):
+            self.live[part.id] = part
+            return self._to_json(part.block()) if hasattr(part, "block") else part.id
+        if isinstance(part, dict) and part.get("kind") == "row":
+            self.live |= {c.id: c for c in part["items"]}
+            return dict(kind="row", items=[c.to_dict() for c in part["items"]])
+        if isinstance(part, dict): return {k: self._to_json(v) for k, v in part.items() if v is not None}
+        if isinstance(part, (list, tuple)): return [self._to_json(v) for v in part]
+        return part
 
-@patch
-def _saved_picture(self:Panel)->dict:
-    "The picture that a notebook keeps, as HTML and as text"
-    html = f"{_HIDE}<div data-sft-saved='{self.saved_id}'>{self.to_html()}</div>"
-    return {"text/html": html, "text/plain": self.to_text()}
+    def _saved_picture(self)->dict:
+        "The picture that a notebook keeps, as HTML and as text"
+        html = f"{_HIDE}<div data-sft-saved='{self.saved_id}'>{self.to_html()}</div>"
+        return {"text/html": html, "text/plain": self.to_text()}
 
-@patch
-def _ipython_display_(self:Panel)->None:
-    if not self.view: self.draw()
-    made = self._repr_mimebundle_()
-    data, metadata = made if isinstance(made, tuple) else (made, {})
-    display(data | {"text/plain": ""}, metadata=metadata, raw=True)   # without a name above the picture
-    display(self._saved_picture(), display_id=self.saved_id, raw=True)
-    self.shown = True
-    self.follow()
+    def _ipython_display_(self)->None:
+        if not self.view: self.draw()
+        made = self._repr_mimebundle_()
+        data, metadata = made if isinstance(made, tuple) else (made, {})
+        display(data | {"text/plain": ""}, metadata=metadata, raw=True)   # without a name above the picture
+        display(self._saved_picture(), display_id=self.saved_id, raw=True)
+        self.shown = True
+        self.follow()
 
 # %% ../../nbs/14_panels/00_panel.ipynb #6f272023
 @patch

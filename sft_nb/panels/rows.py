@@ -108,75 +108,62 @@ class DataState:
     @property
     def side(self)->Split: return self.data.train if self.split == "train" else self.data.eval
 
-# %% ../../nbs/14_panels/02_rows.ipynb #row0num1
-@patch
-def _examples(self:DataState, numbers:np.ndarray)->list[Entry]:
-    "Entries of examples that are kept"
-    stats = self.side.stats
-    row, length, supervised = (stats[k][numbers].tolist() for k in ("row", "length", "supervised"))
-    return [Entry(r + 1, "", "", n, s, example=e) for r, n, s, e in zip(row, length, supervised, numbers.tolist())]
+    def _examples(self, numbers:np.ndarray)->list[Entry]:
+        "Entries of examples that are kept"
+        stats = self.side.stats
+        row, length, supervised = (stats[k][numbers].tolist() for k in ("row", "length", "supervised"))
+        return [Entry(r + 1, "", "", n, s, example=e) for r, n, s, e in zip(row, length, supervised, numbers.tolist())]
 
-# %% ../../nbs/14_panels/02_rows.ipynb #d0905533
-@patch
-def _gone(self:DataState)->list[Entry]:
-    "Entries of rows that were left out"
-    return [Entry(None, d["where"], d["reason"], d.get("tokens") or 0, 0, gone=k)
-            for k, d in enumerate(self.side.dropped)]
+    def _gone(self)->list[Entry]:
+        "Entries of rows that were left out"
+        return [Entry(None, d["where"], d["reason"], d.get("tokens") or 0, 0, gone=k)
+                for k, d in enumerate(self.side.dropped)]
 
-# %% ../../nbs/14_panels/02_rows.ipynb #53aabf9a
-@patch
-def _near_entries(self:DataState)->list[Entry]:
-    "Entries of examples that nearly repeat an earlier one; none without the extras"
-    near, rows = extension("near_duplicates"), self.side.stats["row"]
-    found = near.near_duplicates(self.side) if near else np.zeros(0, dtype=np.int64)
-    again = np.flatnonzero(found >= 0)
-    return [e._replace(says=f"nearly row {int(rows[found[k]]) + 1}") for e, k in zip(self._examples(again), again)]
+    def _near_entries(self)->list[Entry]:
+        "Entries of examples that nearly repeat an earlier one; none without the extras"
+        near, rows = extension("near_duplicates"), self.side.stats["row"]
+        found = near.near_duplicates(self.side) if near else np.zeros(0, dtype=np.int64)
+        again = np.flatnonzero(found >= 0)
+        return [e._replace(says=f"nearly row {int(rows[found[k]]) + 1}") for e, k in zip(self._examples(again), again)]
 
-@patch(as_prop=True)
-def marked(self:DataState)->set[int|str]:
-    "Numbers and places of the marked rows of the split; cached"
-    key = self.split, "marks"
-    if key not in self.kept: self.kept[key] = self.marks.places_in(self.side)
-    return self.kept[key]
+    @property
+    def marked(self)->set[int|str]:
+        "Numbers and places of the marked rows of the split; cached"
+        key = self.split, "marks"
+        if key not in self.kept: self.kept[key] = self.marks.places_in(self.side)
+        return self.kept[key]
 
-@patch
-def _marked_entries(self:DataState)->list[Entry]:
-    return [e for facet in ("kept", "left out") for e in self.entries(facet) if (e.row or e.place) in self.marked]
+    def _marked_entries(self)->list[Entry]:
+        return [e for facet in ("kept", "left out") for e in self.entries(facet) if (e.row or e.place) in self.marked]
 
-@patch
-def counts(self:DataState)->dict[str,int]:
-    "The number of entries of each facet; some are counted once they were asked for"
-    return {facet: len(self.entries(facet)) for facet in FACETS
-            if facet not in _WHEN_ASKED or (self.split, facet) in self.kept}
+    def counts(self)->dict[str,int]:
+        "The number of entries of each facet; some are counted once they were asked for"
+        return {facet: len(self.entries(facet)) for facet in FACETS
+                if facet not in _WHEN_ASKED or (self.split, facet) in self.kept}
 
-@patch
-def _cut(self:DataState)->list[Entry]:
-    return [Entry(None, c["where"], f"{c['what']}, {c['tokens']:,} tokens lost", 0, 0) for c in self.side.cut]
+    def _cut(self)->list[Entry]:
+        return [Entry(None, c["where"], f"{c['what']}, {c['tokens']:,} tokens lost", 0, 0) for c in self.side.cut]
 
-# %% ../../nbs/14_panels/02_rows.ipynb #row0num2
-@patch
-def _numbers(self:DataState, facet:str)->np.ndarray:
-    "The examples of a facet, in the order of its list"
-    stats = self.side.stats
-    if facet == "no end token": return (~np.isin(stats["last"], end_ids(self.data.tokenizer))).nonzero()[0]
-    if facet == "duplicates":
-        _, first = np.unique(stats["whole"], return_index=True)
-        return np.setdiff1d(np.arange(len(stats["whole"])), first)
-    return np.arange(len(stats["length"]))
+    def _numbers(self, facet:str)->np.ndarray:
+        "The examples of a facet, in the order of its list"
+        stats = self.side.stats
+        if facet == "no end token": return (~np.isin(stats["last"], end_ids(self.data.tokenizer))).nonzero()[0]
+        if facet == "duplicates":
+            _, first = np.unique(stats["whole"], return_index=True)
+            return np.setdiff1d(np.arange(len(stats["whole"])), first)
+        return np.arange(len(stats["length"]))
 
-# %% ../../nbs/14_panels/02_rows.ipynb #beb487b8
-@patch
-def entries(self:DataState, facet:str)->list[Entry]:
-    "The entries of a facet; cached"
-    if facet not in FACETS:
-        raise ConfigError("DataPanel", f"there is no list {facet!r}", f"one of {', '.join(FACETS)}", 'facet="kept"')
-    made = self.kept.get((self.split, facet))
-    if made is None:
-        by_hand = {"left out": self._gone, "cut": self._cut, "near duplicates": self._near_entries,
-                   "marked": self._marked_entries}
-        made = by_hand[facet]() if facet in by_hand else self._examples(self._numbers(facet))
-        self.kept[self.split, facet] = made
-    return made
+    def entries(self, facet:str)->list[Entry]:
+        "The entries of a facet; cached"
+        if facet not in FACETS:
+            raise ConfigError("DataPanel", f"there is no list {facet!r}", f"one of {', '.join(FACETS)}", 'facet="kept"')
+        made = self.kept.get((self.split, facet))
+        if made is None:
+            by_hand = {"left out": self._gone, "cut": self._cut, "near duplicates": self._near_entries,
+                       "marked": self._marked_entries}
+            made = by_hand[facet]() if facet in by_hand else self._examples(self._numbers(facet))
+            self.kept[self.split, facet] = made
+        return made
 
 # %% ../../nbs/14_panels/02_rows.ipynb #row0sea2
 @patch
@@ -279,10 +266,6 @@ def mark(self:DataState, *, all_listed:bool=False)->None:
     for split in self.splits:
         for key in ((split, "marked"), (split, "marks"), "listed"): self.kept.pop(key, None)
     self.move()   # the list of marked rows may be shorter now
-
-# %% ../../nbs/14_panels/02_rows.ipynb #e8389f7f
-#| export
-
 
 # %% ../../nbs/14_panels/02_rows.ipynb #row0htm2
 @patch
@@ -409,97 +392,88 @@ class DataPanel(Panel):
         self.range.max = int(max(1, self.state.side.lengths.max()))
         self.range.value = 0, self.range.max
 
-# %% ../../nbs/14_panels/02_rows.ipynb #91e95955
-@patch
-def blocks(self:DataPanel)->list[dict]:
-    "Lists as chips, lengths as bars, the list, and the selected row"
-    state, listed = self.state, self.state.listed()
-    edges, counts = state.histogram()
-    bars = [(math.sqrt(a * b) if state.log_lengths else (a + b - 1) / 2, n, a, b - 1)
-            for a, b, n in zip(edges, edges[1:], counts)]
-    low, high = state.within or (0, 2**62)
-    ends = [dict(x=x, text=f"{x:,} tokens", status="here") for x in (low, high) if state.within]
-    lengths = chart("rows by length, in tokens", dict(rows=bars), look="bars", height=100, x="tokens", drag=self.range,
-                    log_x=state.log_lengths, marks=ends, hint="drag over the bars to choose lengths; double-click: all")
-    self.table.head = [*_HEAD, dict(name=state._last_column())]
-    shown = state.split, state.facet, state.within, state.order, state.text, *state.marks.rows
-    self.table.fill(len(listed), hash(shown), state.at + state.chosen if listed else None)
-    self.facet.options = self._facets()   # with new counts
-    self.mark_listed.disabled = not listed
-    entry = state.entry()
-    is_marked = entry is not None and (entry.row or entry.place) in state.marked
-    self.mark.label = "remove the mark" if is_marked else "mark this row"
-    text = html_block(f"<div>{escape_html(self._list_in_words(len(listed)))}</div>")
-    marks = html_block(state.marks.html())
-    narrow = controls_row(self.range, self.text, self.mark_listed)
-    controls = [controls_row(self.split, self.facet), lengths, narrow, text]
-    if not listed: return [*controls, marks]
-    row_in_view = [controls_row(self.face, self.mark), html_block(state.face_html(), boxed=True, title="row in view")]
-    return [*controls, columns([self.table], row_in_view), marks]
+    def blocks(self)->list[dict]:
+        "Lists as chips, lengths as bars, the list, and the selected row"
+        state, listed = self.state, self.state.listed()
+        edges, counts = state.histogram()
+        bars = [(math.sqrt(a * b) if state.log_lengths else (a + b - 1) / 2, n, a, b - 1)
+                for a, b, n in zip(edges, edges[1:], counts)]
+        low, high = state.within or (0, 2**62)
+        ends = [dict(x=x, text=f"{x:,} tokens", status="here") for x in (low, high) if state.within]
+        lengths = chart("rows by length, in tokens", dict(rows=bars), look="bars", height=100, x="tokens",
+                        drag=self.range, log_x=state.log_lengths, marks=ends,
+                        hint="drag over the bars to choose lengths; double-click: all")
+        self.table.head = [*_HEAD, dict(name=state._last_column())]
+        shown = state.split, state.facet, state.within, state.order, state.text, *state.marks.rows
+        self.table.fill(len(listed), hash(shown), state.at + state.chosen if listed else None)
+        self.facet.options = self._facets()   # with new counts
+        self.mark_listed.disabled = not listed
+        entry = state.entry()
+        is_marked = entry is not None and (entry.row or entry.place) in state.marked
+        self.mark.label = "remove the mark" if is_marked else "mark this row"
+        text = html_block(f"<div>{escape_html(self._list_in_words(len(listed)))}</div>")
+        marks = html_block(state.marks.html())
+        narrow = controls_row(self.range, self.text, self.mark_listed)
+        controls = [controls_row(self.split, self.facet), lengths, narrow, text]
+        if not listed: return [*controls, marks]
+        in_view = html_block(state.face_html(), boxed=True, title="row in view")
+        row_in_view = [controls_row(self.face, self.mark), in_view]
+        return [*controls, columns([self.table], row_in_view), marks]
 
-@patch
-def _list_in_words(self:DataPanel, n:int)->str:
-    "The number of listed rows, of all rows, and what they have in common"
-    state, total = self.state, len(self.state.entries(self.state.facet))
-    conditions = [f"“{self.text.value}” in them"] if state.found is not None else []
-    if state.within: conditions.append(f"{state.within[0]:,} to {state.within[1]:,} tokens")
-    if not conditions: return f"{state.facet}: {pluralise(total, 'row') if total else 'no rows'}"
-    which = f"with {' and '.join(conditions)}"
-    if n: return f"{state.facet}: {n:,} of {pluralise(total, 'row')}, {which}"
-    clear = "clear the search" if state.found is not None else "choose a wider range of lengths"
-    return f"{state.facet}: none of {pluralise(total, 'row')} {which}; {clear} to see the others"
+    def _list_in_words(self, n:int)->str:
+        "The number of listed rows, of all rows, and what they have in common"
+        state, total = self.state, len(self.state.entries(self.state.facet))
+        conditions = [f"“{self.text.value}” in them"] if state.found is not None else []
+        if state.within: conditions.append(f"{state.within[0]:,} to {state.within[1]:,} tokens")
+        if not conditions: return f"{state.facet}: {pluralise(total, 'row') if total else 'no rows'}"
+        which = f"with {' and '.join(conditions)}"
+        if n: return f"{state.facet}: {n:,} of {pluralise(total, 'row')}, {which}"
+        clear = "clear the search" if state.found is not None else "choose a wider range of lengths"
+        return f"{state.facet}: none of {pluralise(total, 'row')} {which}; {clear} to see the others"
 
-@patch
-def _bind(self:DataPanel)->None:
-    "Connect the controls to the state"
-    self.table.observe(lambda change: self._choose_row(change["new"]), "value")
-    self.sorts.observe(lambda change: self.show(order=change["new"] and tuple(change["new"])), "value")
-    self.mark.on_click(lambda _: self._mark())
-    self.mark_listed.on_click(lambda _: self._mark(all_listed=True))
-    self.text.observe(lambda change: self._search(change["new"]), "value")
-    self.range.observe(lambda change: self._narrow_to_lengths(change["new"]), "value")
-    self.facet.observe(lambda change: self._open_list(change["new"]), "value")
-    self.face.observe(lambda change: self.show(face=change["new"]), "value")
-    self.split.observe(lambda change: self._switch(change["new"]), "value")
+    def _bind(self)->None:
+        "Connect the controls to the state"
+        self.table.observe(lambda change: self._choose_row(change["new"]), "value")
+        self.sorts.observe(lambda change: self.show(order=change["new"] and tuple(change["new"])), "value")
+        self.mark.on_click(lambda _: self._mark())
+        self.mark_listed.on_click(lambda _: self._mark(all_listed=True))
+        self.text.observe(lambda change: self._search(change["new"]), "value")
+        self.range.observe(lambda change: self._narrow_to_lengths(change["new"]), "value")
+        self.facet.observe(lambda change: self._open_list(change["new"]), "value")
+        self.face.observe(lambda change: self.show(face=change["new"]), "value")
+        self.split.observe(lambda change: self._switch(change["new"]), "value")
 
-@patch
-def show(self:DataPanel, **where)->None:
-    "Move the state and draw it"
-    self.error = ""
-    self.state.move(**where)
-    self.draw()
+    def show(self, **where)->None:
+        "Move the state and draw it"
+        self.error = ""
+        self.state.move(**where)
+        self.draw()
 
-@patch
-def _choose_row(self:DataPanel, k:int|None)->None:
-    state = self.state
-    if k is None or k == state.at + state.chosen: return
-    page = k // state.page * state.page
-    self.show(at=page, chosen=k - page)
+    def _choose_row(self, k:int|None)->None:
+        state = self.state
+        if k is None or k == state.at + state.chosen: return
+        page = k // state.page * state.page
+        self.show(at=page, chosen=k - page)
 
-@patch
-def _narrow_to_lengths(self:DataPanel, within:tuple[int,int])->None:
-    everything = within == (0, self.range.max)
-    if self.state.within != (None if everything else within): self.show(within=None if everything else within)
+    def _narrow_to_lengths(self, within:tuple[int,int])->None:
+        everything = within == (0, self.range.max)
+        if self.state.within != (None if everything else within): self.show(within=None if everything else within)
 
-@patch
-def _open_list(self:DataPanel, facet:str)->None:
-    self.sorts.set_trait("value", None)
-    self.show(facet=facet)
+    def _open_list(self, facet:str)->None:
+        self.sorts.set_trait("value", None)
+        self.show(facet=facet)
 
-@patch
-def _mark(self:DataPanel, **which)->None:
-    if self.state.entry() is not None: self.state.mark(**which)
-    self.show()
+    def _mark(self, **which)->None:
+        if self.state.entry() is not None: self.state.mark(**which)
+        self.show()
 
-@patch
-def _search(self:DataPanel, text:str)->None:
-    self.state.search(text)
-    self.show()
+    def _search(self, text:str)->None:
+        self.state.search(text)
+        self.show()
 
-@patch
-def _switch(self:DataPanel, split:str)->None:
-    "The other side has other numbers"
-    self.state.move(split=split, facet="kept", within=None)
-    self.facet.value = "kept"
-    self._fit_range()
-    self.show()
+    def _switch(self, split:str)->None:
+        "The other side has other numbers"
+        self.state.move(split=split, facet="kept", within=None)
+        self.facet.value = "kept"
+        self._fit_range()
+        self.show()

@@ -128,11 +128,10 @@ class Planner:
         return cfg.effective_batch_size or (
             cfg.per_device_train_batch_size * cfg.gradient_accumulation_steps * self.world_size)
 
-# %% ../../nbs/07_planning/03_search.ipynb #ch3keeps1
-@patch(as_prop=True)
-def keeps(self:Planner)->bool:
-    "Can the output of attention be kept? Not in compiled layers, nor in eager attention, which is not one operation"
-    return self.kernel != "eager" and self.cfg.kernels != "compile"
+    @property
+    def keeps(self)->bool:
+        "Can the output of attention be kept? Not in compiled layers, nor in eager attention: it is not one operation"
+        return self.kernel != "eager" and self.cfg.kernels != "compile"
 
 # %% ../../nbs/07_planning/03_search.ipynb #ch3auto02
 FREE_BESIDE_16_BITS = .1   # share of the device

@@ -49,7 +49,7 @@ class Planner:
     dtype: Any
     shape: Any
     attention: Any
-    why_attention: Any
+    why_attention: str
     flat: Any
     why_flat: Any
     budget_bytes: Any
@@ -73,7 +73,7 @@ class Planner:
 
     @property
     def keeps(self) -> bool:
-        """Can the output of attention be kept? Not in compiled layers, nor in eager attention, which is not one operation"""
+        """Can the output of attention be kept? Not in compiled layers, nor in eager attention: it is not one operation"""
 
     def limit(self, method: str) -> float:
         """Bytes that a training may take: 95% of the device, and less if 16 bits are chosen although 4 are possible"""
