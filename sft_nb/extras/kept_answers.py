@@ -47,10 +47,9 @@ class KeptAnswers:
     def rate(self,
         name:str,          # of a speaker
         rating:str,        # good or bad; repeating it removes the rating
-        turn:Turn|None=None,   # None: the newest
     )->Path:
-        "Write a rating into the run's preferences.jsonl; ConfigError if there is no answer yet"
-        turn = turn or (self.state.turns[-1] if self.state.turns else None)
+        "Write a rating of the newest answer into the run's preferences.jsonl; ConfigError if there is no answer yet"
+        turn = self.state.turns[-1] if self.state.turns else None
         reply = turn and turn.replies.get(name)
         if not reply or not reply.text:
             raise ConfigError("GenerationPanel", f"{name} has not answered", "", "press Generate first")

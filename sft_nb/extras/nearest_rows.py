@@ -273,7 +273,7 @@ def measure_rows(
     "Measure the rows of a run, or read what was measured; ConfigError if they have changed since it was trained"
     if most < 1: raise ConfigError("most", f"it is {most}", "at least one training row", "most=2000")
     run = open_run(run)
-    if checkpoint is None: checkpoint = _sweep_of(run).best if _sweep_of(run) else "adapter"
+    if checkpoint is None: checkpoint = sweep.best if (sweep := _sweep_of(run)) else "adapter"
     folder, bench = run.weights(checkpoint), Workbench(run.config, is_resolved=True)
     with missing_rows_are_of_the_run(run.path): bench.make("data")
     check_same_rows(run, bench.data)

@@ -323,8 +323,8 @@ def _programs_on_card()->list[str]:
 _OWN_CONTEXT = .6   # GiB of driver context per process; part of a plan's "driver and gaps"
 
 def _smaller_card(processes:int):
-    "The properties of the smallest GPU of processes that train together, if it is smaller than this process's"
-    cards = [torch.cuda.get_device_properties(k) for k in range(min(processes, torch.cuda.device_count()))]
+    "The properties of the smallest GPU of processes that train on this host, if it is smaller than this process's"
+    cards = [torch.cuda.get_device_properties(k) for k in range(processes)]
     smallest = min(cards, key=lambda card: card.total_memory)
     return smallest if smallest.total_memory < .99 * cards[0].total_memory else None
 
@@ -355,7 +355,7 @@ def this_device(
         return Device(kind, gib, _measured_tflops(kind, dtype), bandwidth, kind, format)
     (total, gib, taken), name = _memory_of_card(), torch.cuda.get_device_name()
     on_host = max(1, min(processes, torch.cuda.device_count()))
-    if on_host > 1 and (smaller := _smaller_card(processes)):
+    if on_host > 1 and (smaller := _smaller_card(on_host)):
         name, total = smaller.name, smaller.total_memory / 2**30
         gib = min(gib, total)
     name, free = name.lower(), _free_gib()
@@ -363,7 +363,8 @@ def this_device(
     if any(word in name for word in _COHERENT): free = max(0, free - gib * on_host)
     host = free / on_host   # an equal share per process
     if any(word in name for word in _UNIFIED): gib, host, taken = min(total, host), 0, ""
-    has_flash = torch.cuda.get_device_capability() >= (8, 0)
+    cards = range(on_host) if on_host > 1 else [None]   # None: the current one
+    has_flash = all(torch.cuda.get_device_capability(card) >= (8, 0) for card in cards)
     found = dict(gib=gib, dtype=format, host=host, taken=taken, flash=has_flash)
     known = None if torch.version.hip else _listed_device(name, total)
     if known: return replace(known, **found)

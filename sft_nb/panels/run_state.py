@@ -64,9 +64,9 @@ class RunState:
         known = {tail.file: tail for tail in self.tails}
         files = [run.path/"metrics.jsonl" for run in self.runs]
         self.tails = [known.get(file) or Tail(file) for file in files]
-    def neighbours(self, n:int=8)->list[Path]:
-        "The newest other runs of the same folder, newest first"
-        return [path for path in reversed(run_folders(self.run.path.parent)) if path.name != self.run.path.name][:n]
+    def neighbours(self)->list[Path]:
+        "The eight newest other runs of the same folder, newest first"
+        return [path for path in reversed(run_folders(self.run.path.parent)) if path.name != self.run.path.name][:8]
 
 # %% ../../nbs/14_panels/03_run_state.ipynb #liv0sta7
 @patch
@@ -327,12 +327,9 @@ def charts(self:RunState,
     "The curves, with the findings of the guards as marks"
     marks = [dict(x=f.step, text=f"{f.check}: {f.says}", status=f.status) for f in self.noticed if f.step is not None]
     if self.at is not None: marks.append(dict(x=self.at, text="its batch is below", status="here"))
-    names = [run.name for run in self.runs]
-    def look_of(name:str)->dict:   # of several runs: a colour for each, and dashes for what is held out
-        if len(names) == 1: return {}
-        run = name.removesuffix(" held out").removesuffix(" training")
-        return dict(colour=names.index(run), dashed=name.endswith(" held out"))
-    return [chart(title, series, {name: look_of(name) for name in series}, click=click, sync=self.run.name, marks=marks,
+    looks = {f"{run.name}{name}": dict(colour=k, dashed=name == " held out") for k, run in enumerate(self.runs)
+             for name in ("", " training", " held out")} if len(self.runs) > 1 else None
+    return [chart(title, series, looks, click=click, sync=self.run.name, marks=marks,
                   smooth=0 if title == "learning rate" else smooth, log=log and title in ("loss", "gradient norm"))
             for title, series in self.curves().items()]
 

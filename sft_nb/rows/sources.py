@@ -553,10 +553,9 @@ def total(self:Mixture)->int|None:
 def read_rows(
     rows:Any,            # as `open_rows` takes it
     *, n:int|None=None,  # at most this many; None: all
-    name:str="rows",     # what to call rows that have no name of their own
 )->dict[str,dict]:       # place -> row
     "Load all rows into memory; `SftError` if there are none"
-    found = dict(Mixture(open_rows(rows, name=name), n=n))
+    found = dict(Mixture(open_rows(rows), n=n))
     if found: return found
     where = str(rows)[:80]
     raise SftError(where, "there is no row in it", "at least one row", f"write a row into {where}, or name another")

@@ -378,21 +378,20 @@ def keep_rows(
     *, home:Path|None=None,  # final path of `folder`; None: unchanged
 )->dict:                  # settings that name the saved files; empty if the config names everything
     "Write rows that were passed in memory, and those to leave out, into `folder/rows` as JSON lines, all or nothing"
-    sides = [(name, side.source) for name, side in (("train", data.train), ("eval", data.eval)) if side is not None]
-    given = [(name, source) for name, source in sides if source.in_memory]
-    listed = rows_to_drop(data.cfg.drop_rows)   # marks may be added to that file
-    if not given and not listed: return {}
-    rows, kept = (home or folder)/"rows", {}
+    sides = dict(train=data.train, eval=data.eval)
+    rows = {name: replace(side.source, yield_errors=True) for name, side in sides.items()
+            if side is not None and side.source.in_memory}
+    place = {name: str((home or folder)/"rows"/f"{name}.jsonl") for name in ("train", "eval", "dropped")}
+    settings = {f"{name}_file": (place[name],) for name in rows}
+    if rows: settings |= dict(task=data.cfg.task, eval_fraction=None, eval_rows=None, train_weights=None)
+    if listed := rows_to_drop(data.cfg.drop_rows):   # marks may be added to that file
+        rows["dropped"], settings["drop_rows"] = listed, place["dropped"]
+    if not rows: return {}
     with atomic_folder(folder/"rows") as aside:
-        written = [*((name, replace(source, yield_errors=True)) for name, source in given),
-                   *([("dropped", listed)] if listed else [])]
-        for name, source in written:
+        for name, source in rows.items():
             with (aside/f"{name}.jsonl").open("w", encoding="utf-8", errors="backslashreplace") as out:
                 out.writelines(row_line(row) for _, row in source if not isinstance(row, SftError))
-    if listed: kept["drop_rows"] = str(rows/"dropped.jsonl")
-    if not given: return kept
-    files = {f"{name}_file": (str(rows/f"{name}.jsonl"),) for name, _ in given}
-    return dict(task=data.cfg.task, eval_fraction=None, eval_rows=None, train_weights=None) | files | kept
+    return settings
 
 # %% ../../nbs/04_tokens/11_prepare.ipynb #prep0058
 def cache_kept_rows(
