@@ -8,7 +8,8 @@ __all__ = ['DEVICES', 'torch_for_driver', 'has_kernels', 'choose_device', 'bfloa
            'free_memory']
 
 # %% ../../nbs/06_model/01_hardware.ipynb #403cf7b6
-import ctypes, difflib, gc, itertools, math, os, re, subprocess, time
+import ctypes, difflib, gc, math, os, re, subprocess, time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -84,14 +85,20 @@ def _size_of(path:str, revision:str|None)->tuple[int,...]:
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
     return tuple(int(getattr(shape, name)) for name in names)
 
+def _fastest(compute:Callable, times:int, *, clock:Callable=time.perf_counter, most_seconds:float=math.inf)->float:
+    "Seconds of the fastest of several runs, of which no more begin after `most_seconds`"
+    taken = []
+    while len(taken) < times and sum(taken) <= most_seconds:
+        began = clock()
+        compute()
+        taken.append(clock() - began)
+    return min(taken)
+
 def _product_seconds(rows:int, hidden:int, out:int, dtype:torch.dtype, times:int)->float:
     "CPU seconds of a linear layer, forward pass and gradient of its input: the fastest of several runs"
     x, weight, gradient = (torch.ones(size, dtype=dtype) for size in ((rows, hidden), (out, hidden), (rows, out)))
-    at = [time.process_time()]   # without the time that other processes take on a busy machine
-    for _ in range(times):
-        x @ weight.t(), gradient @ weight
-        at.append(time.process_time())
-    return min(b - a for a, b in itertools.pairwise(at))
+    def compute(): return x @ weight.t(), gradient @ weight
+    return _fastest(compute, times, clock=time.process_time)   # without the time that other processes take
 
 @lru_cache
 def _measured_gain(hidden:int, intermediate:int, layers:int, vocabulary:int)->float:
@@ -239,14 +246,8 @@ def _measured_tflops(kind:str, dtype:torch.dtype)->float:
     "Products of two square matrices, timed: the best of five after a warm-up, or of what a fifth of a second holds"
     n = 4096 if kind == "cuda" else 512
     a = torch.randn(n, n, device=kind, dtype=dtype)
-    best, spent = math.inf, 0.
-    for _ in range(6):
-        began = time.perf_counter()
-        float((a @ a)[0, 0])   # synchronises
-        took = time.perf_counter() - began
-        best, spent = min(best, took), spent + took
-        if spent > .2: break   # CPUs that emulate 16 bits are a hundred times slower
-    return 2 * n**3 / best / 1e12
+    def multiply(): return float((a @ a)[0, 0])   # synchronises
+    return 2 * n**3 / _fastest(multiply, 6, most_seconds=.2) / 1e12   # CPUs may emulate 16 bits, 100 times slower
 
 # %% ../../nbs/06_model/01_hardware.ipynb #cb1d5ae0
 @lru_cache
@@ -255,13 +256,9 @@ def _measured_bandwidth(kind:str)->float:
     n = 2**28
     if kind == "cuda": n = min(n, torch.cuda.mem_get_info()[0] // 4)
     a = torch.empty(n, dtype=torch.uint8, device=kind)
-    b, best = torch.empty_like(a), math.inf
-    for _ in range(11):
-        began = time.perf_counter()
-        b.copy_(a)
-        int(b[0])   # synchronises
-        best = min(best, time.perf_counter() - began)
-    return 2 * n / best / 1e9
+    b = torch.empty_like(a)
+    def copy(): return int(b.copy_(a)[0])   # synchronises
+    return 2 * n / _fastest(copy, 11) / 1e9
 
 # %% ../../nbs/06_model/01_hardware.ipynb #db3a746e
 _CGROUPS = Path("/sys/fs/cgroup")   # where Linux shows limits of containers and batch jobs

@@ -10,7 +10,7 @@ __all__ = ['PIECE', 'Schedule', 'schedule_of', 'bench_of', 'resized', 'BatchStat
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -122,93 +122,56 @@ class BatchState:
         cfg = self.workbench.cfg
         return cfg.per_device_train_batch_size if self.split == "train" else cfg.per_device_eval_batch_size
 
-# %% ../../nbs/14_panels/01_batches.ipynb #st0bat05
-@patch(as_prop=True)
-def batches(self:BatchState)->BatchSampler:
-    "The rows of each batch of this split"
-    if self.split == "train": return self.workbench.batches
-    like = self.workbench.batches   # of the same process
-    return BatchSampler([1] * len(self.side.tokens), batch_size=self.batch_size, shuffle=False, rank=like.rank,
-                   world_size=like.world_size)
+    @property
+    def batches(self)->BatchSampler:
+        "The rows of each batch of this split"
+        if self.split == "train": return self.workbench.batches
+        like = self.workbench.batches   # of the same process
+        return BatchSampler([1] * len(self.side.tokens), batch_size=self.batch_size, shuffle=False, rank=like.rank,
+                       world_size=like.world_size)
 
-# %% ../../nbs/14_panels/01_batches.ipynb #5c5b5599
-@patch(as_prop=True)
-def schedule(self:BatchState)->Schedule:
-    "The schedule of the training"
-    return schedule_of(self.workbench.cfg, self.workbench.batches)
+    @property
+    def schedule(self)->Schedule:
+        "The schedule of the training"
+        return schedule_of(self.workbench.cfg, self.workbench.batches)
 
-# %% ../../nbs/14_panels/01_batches.ipynb #3cf3916f
-@patch(as_prop=True)
-def n_batches(self:BatchState)->int:
-    "The number of batches of the whole training, or of one evaluation"
-    return self.schedule.n if self.split == "train" else len(self.batches)
+    @property
+    def n_batches(self)->int:
+        "The number of batches of the whole training, or of one evaluation"
+        return self.schedule.n if self.split == "train" else len(self.batches)
 
-# %% ../../nbs/14_panels/01_batches.ipynb #bc9303d4
-@patch(as_prop=True)
-def numbers(self:BatchState)->list[int]:
-    "The examples in this batch; `~n` is example `n` with nothing to learn"
-    return self.batches[self.index]
+    @property
+    def numbers(self)->list[int]:
+        "The examples in this batch; `~n` is example `n` with nothing to learn"
+        return self.batches[self.index]
 
-# %% ../../nbs/14_panels/01_batches.ipynb #ef752878
-@patch
-def batch(self:BatchState)->dict:
-    "The tensors that the model is given; made once for each batch"
-    here = self.split, self.index, self.batch_size
-    if self.collated is None or self.collated[0] != here:
-        rows = TrainingRows(self.side.tokens).__getitems__(self.numbers)
-        self.collated = here, self.workbench.layout.collate(rows)
-    return self.collated[1]
+    def batch(self)->dict:
+        "The tensors that the model is given; made once for each batch"
+        here = self.split, self.index, self.batch_size
+        if self.collated is None or self.collated[0] != here:
+            rows = TrainingRows(self.side.tokens).__getitems__(self.numbers)
+            self.collated = here, self.workbench.layout.collate(rows)
+        return self.collated[1]
 
-# %% ../../nbs/14_panels/01_batches.ipynb #st0mov01
-@patch
-def move(self:BatchState,
-    *, index:int|None=None,
-    split:str|None=None,       # a different split starts at its beginning
-    batch_size:int|None=None,  # stays near the rows in view
-)->BatchState:
-    "Go to another batch; ConfigError for a split that is not there"
-    if split is not None and split not in self.splits:
-        expected = f"one of {', '.join(self.splits)}"
-        raise ConfigError("BatchPanel", f"there is no split {split!r}", expected, edit(eval_samples=200))
-    if split is not None and split != self.split:
-        self.split = split
-        self.index = 0
-    if batch_size is not None:
-        row = self.index * self.batch_size
-        self.workbench = resized(self.workbench, max(1, batch_size))
-        self.index = row // self.batch_size
-    if index is not None: self.index = index
-    self.index = min(max(0, self.index), self.n_batches - 1)
-    return self
-
-# %% ../../nbs/14_panels/01_batches.ipynb #st0pla02
-@patch(as_prop=True)
-def tokens(self:BatchState)->list[list[int]]:
-    "Ids, a list for each row of the tensor"
-    return self.batch()["input_ids"].tolist()
-
-# %% ../../nbs/14_panels/01_batches.ipynb #1b930c15
-@patch(as_prop=True)
-def labels(self:BatchState)->list[list[int]]:
-    "-100: not supervised"
-    return self.batch()["labels"].tolist()
-
-# %% ../../nbs/14_panels/01_batches.ipynb #c5c9c8a1
-@patch(as_prop=True)
-def positions(self:BatchState)->list[list[int]]:
-    "The position of each token in its document; the model counts padded rows, from 0"
-    batch = self.batch()
-    if "position_ids" in batch: return batch["position_ids"].tolist()
-    return [list(range(len(row))) for row in batch["input_ids"]]
-
-# %% ../../nbs/14_panels/01_batches.ipynb #c5e8bb5f
-@patch(as_prop=True)
-def borders(self:BatchState)->list[int]:
-    "The start of each document if all are concatenated, and the end of the last one"
-    batch = self.batch()
-    if "attention_mask" in batch: return [0, *accumulate(batch["attention_mask"].sum(1).tolist())]
-    positions = batch["position_ids"][0].tolist()
-    return [*(k for k, p in enumerate(positions) if p == 0), len(positions)]
+    def move(self,
+        *, index:int|None=None,
+        split:str|None=None,       # a different split starts at its beginning
+        batch_size:int|None=None,  # stays near the rows in view
+    )->"BatchState":
+        "Go to another batch; ConfigError for a split that is not there"
+        if split is not None and split not in self.splits:
+            expected = f"one of {', '.join(self.splits)}"
+            raise ConfigError("BatchPanel", f"there is no split {split!r}", expected, edit(eval_samples=200))
+        if split is not None and split != self.split:
+            self.split = split
+            self.index = 0
+        if batch_size is not None:
+            row = self.index * self.batch_size
+            self.workbench = resized(self.workbench, max(1, batch_size))
+            self.index = row // self.batch_size
+        if index is not None: self.index = index
+        self.index = min(max(0, self.index), self.n_batches - 1)
+        return self
 
 # %% ../../nbs/14_panels/01_batches.ipynb #st0row02
 PIECE = 512   # tokens of a document drawn at once
@@ -234,11 +197,13 @@ class Document(NamedTuple):
 def documents(self:BatchState)->list[Document]:
     "The rows of the batch, without what their tokens say"
     batch = self.batch()
-    if "attention_mask" in batch:
-        padded = zip(self.tokens, self.labels, batch["attention_mask"].tolist(), self.positions)
-        return [Document(*parts) for parts in padded]
-    ids, labels, positions = self.tokens[0], self.labels[0], self.positions[0]
-    return [Document(ids[a:b], labels[a:b], None, positions[a:b]) for a, b in pairwise(self.borders)]
+    ids, labels = batch["input_ids"].tolist(), batch["labels"].tolist()
+    if "attention_mask" in batch:   # the model counts positions of padded rows, from 0
+        positions = batch["position_ids"].tolist() if "position_ids" in batch else [[*range(len(row))] for row in ids]
+        return [Document(*parts) for parts in zip(ids, labels, batch["attention_mask"].tolist(), positions)]
+    positions = batch["position_ids"][0].tolist()
+    borders = [*(k for k, p in enumerate(positions) if p == 0), len(positions)]
+    return [Document(ids[0][a:b], labels[0][a:b], None, positions[a:b]) for a, b in pairwise(borders)]
 
 # %% ../../nbs/14_panels/01_batches.ipynb #b61d1859
 _CONTEXT = 8   # preceding tokens that decide how the first token of a piece is written

@@ -116,22 +116,6 @@ class BatchState:
             split: a different split starts at its beginning
             batch_size: stays near the rows in view"""
 
-    @property
-    def tokens(self) -> list[list[int]]:
-        """Ids, a list for each row of the tensor"""
-
-    @property
-    def labels(self) -> list[list[int]]:
-        """-100: not supervised"""
-
-    @property
-    def positions(self) -> list[list[int]]:
-        """The position of each token in its document; the model counts padded rows, from 0"""
-
-    @property
-    def borders(self) -> list[int]:
-        """The start of each document if all are concatenated, and the end of the last one"""
-
     def documents(self) -> list[Document]:
         """The rows of the batch, without what their tokens say"""
 

@@ -111,24 +111,6 @@ class DataState:
     @property
     def side(self)->Split: return self.data.train if self.split == "train" else self.data.eval
 
-    def _examples(self, numbers:np.ndarray)->list[Entry]:
-        "Entries of examples that are kept"
-        stats = self.side.stats
-        row, length, supervised = (stats[k][numbers].tolist() for k in ("row", "length", "supervised"))
-        return [Entry(r + 1, "", "", n, s, example=e) for r, n, s, e in zip(row, length, supervised, numbers.tolist())]
-
-    def _gone(self)->list[Entry]:
-        "Entries of rows that were left out"
-        return [Entry(None, d["where"], d["reason"], d.get("tokens") or 0, 0, gone=k)
-                for k, d in enumerate(self.side.dropped)]
-
-    def _near_entries(self)->list[Entry]:
-        "Entries of examples that nearly repeat an earlier one; none without the extras"
-        near, rows = extension("near_duplicates"), self.side.stats["row"]
-        found = near.near_duplicates(self.side) if near else np.zeros(0, dtype=np.int64)
-        again = np.flatnonzero(found >= 0)
-        return [e._replace(says=f"nearly row {int(rows[found[k]]) + 1}") for e, k in zip(self._examples(again), again)]
-
     @property
     def marked(self)->set[int|str]:
         "Numbers and places of the marked rows of the split; cached"
@@ -136,37 +118,41 @@ class DataState:
         if key not in self.kept: self.kept[key] = self.marks.places_in(self.side)
         return self.kept[key]
 
-    def _marked_entries(self)->list[Entry]:
-        return [e for facet in ("kept", "left out") for e in self.entries(facet) if e.key in self.marked]
-
     def counts(self)->dict[str,int]:
         "The number of entries of each facet; some are counted once they were asked for"
         return {facet: len(self.entries(facet)) for facet in FACETS
                 if facet not in _WHEN_ASKED or (self.split, facet) in self.kept}
 
-    def _cut(self)->list[Entry]:
-        return [Entry(None, c["where"], f"{c['what']}, {c['tokens']:,} tokens lost", 0, 0) for c in self.side.cut]
-
-    def _numbers(self, facet:str)->np.ndarray:
-        "The examples of a facet, in the order of its list"
-        stats = self.side.stats
-        if facet == "no end token": return (~np.isin(stats["last"], end_ids(self.data.tokenizer))).nonzero()[0]
-        if facet == "duplicates":
-            _, first = np.unique(stats["whole"], return_index=True)
-            return np.setdiff1d(np.arange(len(stats["whole"])), first)
-        return np.arange(len(stats["length"]))
-
     def entries(self, facet:str)->list[Entry]:
         "The entries of a facet; cached"
         if facet not in FACETS:
             raise ConfigError("DataPanel", f"there is no list {facet!r}", f"one of {', '.join(FACETS)}", 'facet="kept"')
-        made = self.kept.get((self.split, facet))
-        if made is None:
-            by_hand = {"left out": self._gone, "cut": self._cut, "near duplicates": self._near_entries,
-                       "marked": self._marked_entries}
-            made = by_hand[facet]() if facet in by_hand else self._examples(self._numbers(facet))
-            self.kept[self.split, facet] = made
-        return made
+        if (self.split, facet) not in self.kept: self.kept[self.split, facet] = self._make_entries(facet)
+        return self.kept[self.split, facet]
+
+    def _make_entries(self, facet:str)->list[Entry]:
+        side, stats = self.side, self.side.stats
+        if facet == "marked":
+            return [e for other in ("kept", "left out") for e in self.entries(other) if e.key in self.marked]
+        if facet == "left out":
+            return [Entry(None, d["where"], d["reason"], d.get("tokens") or 0, 0, gone=k)
+                    for k, d in enumerate(side.dropped)]
+        if facet == "cut":
+            return [Entry(None, c["where"], f"{c['what']}, {c['tokens']:,} tokens lost", 0, 0) for c in side.cut]
+
+        examples, says = np.arange(len(stats["length"])), {}   # number of an example -> why it is listed
+        if facet == "no end token": examples = (~np.isin(stats["last"], end_ids(self.data.tokenizer))).nonzero()[0]
+        elif facet == "duplicates":
+            _, first = np.unique(stats["whole"], return_index=True)
+            examples = np.setdiff1d(examples, first)
+        elif facet == "near duplicates":   # none without the extras
+            near = extension("near_duplicates")
+            found = near.near_duplicates(side) if near else np.zeros(0, dtype=np.int64)
+            examples = np.flatnonzero(found >= 0)
+            says = {k: f"nearly row {int(stats['row'][found[k]]) + 1}" for k in examples.tolist()}
+        row, length, supervised = (stats[name][examples].tolist() for name in ("row", "length", "supervised"))
+        return [Entry(r + 1, "", says.get(k, ""), n, learned, example=k)
+                for k, r, n, learned in zip(examples.tolist(), row, length, supervised)]
 
 # %% ../../nbs/14_panels/02_rows.ipynb #row0sea2
 @patch

@@ -18,6 +18,7 @@ import torch
 from fastcore.basics import patch
 
 from ..base.display import format_bytes
+from ..base.extensions import need_extension
 from ..base.report import ConfigError, edit, SftError
 from ..config.load import Config
 from ..model.settings import AdapterSettings, ModelSettings
@@ -30,7 +31,7 @@ from ..model.finetuning.parallelism import Division, division_of, sharing_of
 from ..model.finetuning.checkpointing import part_length
 from ..model.load import can_recompute_layers, check_packable, load_shape, stored_by
 from ..model.adapter import initial_weights, method_of_earlier
-from .memory import divided_bytes, loaded_bytes, passing_bytes, skeleton
+from .memory import skeleton, static_bytes
 from .simulate import footprint, Step
 from .throughput import RepeatedWork, SpeedFacts, facts_of, pass_seconds, waiting_bytes
 
@@ -235,18 +236,31 @@ def step(self:Planner,
 # bytes outside of tensors, and gaps as a share of what a step allocates
 _OUTSIDE = dict(cpu=(3 * 2**28, .1), cuda=(2**29, .05), mps=(2**29, 0))
 
+@patch(as_prop=True)
+def sharded(self:Planner):
+    "The extension that counts the memory of sharded training; None: nothing is sharded"
+    return need_extension("sharded_memory", "plan", what="the memory of sharding") if self.division.stage else None
+
+@patch
+def held(self:Planner, method:str)->dict[str,int]:
+    "Bytes that one process holds between its steps, by part"
+    model, optim = self.skeleton_of(method), self.cfg.optim
+    return self.sharded.divided_bytes(model, optim, self.division) if self.sharded else static_bytes(model, optim)
+
 @patch
 def parts(self:Planner,
     method:str,
     step:Step,
 )->dict[str,int]:
     "Bytes by part at the peak of training"
-    model = self.skeleton_of(method)
-    fixed = divided_bytes(model, self.cfg.optim, self.division)
+    fixed, sharded = self.held(method), self.sharded
     whole = self.cfg.optim == "adamw_torch" and self.device.kind != "cuda"   # one kernel does everything there
     roots = fixed["gradients"] if whole else 0                              # for all second moments at once
-    working = max(step.peak - step.activations, roots - step.activations, 0) + passing_bytes(model, self.division)
-    if self.division.stage == 3: working = max(working, loaded_bytes(model) - sum(fixed.values()) - step.activations)
+    working = max(step.peak - step.activations, roots - step.activations, 0)
+    if sharded: working += sharded.passing_bytes(self.skeleton_of(method), self.division)
+    if self.division.stage == 3:
+        loaded = sharded.loaded_bytes(self.skeleton_of(method))
+        working = max(working, loaded - sum(fixed.values()) - step.activations)
     outside, gaps = _OUTSIDE[self.device.kind]
     outside += int(gaps * (step.peak + fixed["gradients"]))
     return fixed | dict(activations=step.activations, working=working, outside=outside)
@@ -261,7 +275,7 @@ def evaluation(self:Planner,
     if not self.cfg.eval_steps or not rows: return 0
     lengths = rows if self.flat else (rows[0],) * len(rows)
     step = self.step(MemoryStrategy(method), BatchLengths(lengths, self.flat, self.rows.share), train=False)
-    held = divided_bytes(self.skeleton_of(method), self.cfg.optim, self.division) | dict(gradients=0)
+    held = self.held(method) | dict(gradients=0)
     return sum(held.values()) + step.peak + _OUTSIDE[self.device.kind][0]
 
 # %% ../../nbs/07_planning/03_search.ipynb #83610f1d

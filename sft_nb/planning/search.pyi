@@ -93,6 +93,13 @@ class Planner:
         Args:
             train: False: an evaluation"""
 
+    @property
+    def sharded(self) -> Any:
+        """The extension that counts the memory of sharded training; None: nothing is sharded"""
+
+    def held(self, method: str) -> dict[str, int]:
+        """Bytes that one process holds between its steps, by part"""
+
     def parts(self, method: str, step: Step) -> dict[str, int]:
         """Bytes by part at the peak of training"""
 
