@@ -59,6 +59,7 @@ EXTENSIONS = {
     "rejections": partial(_load_part, "column_roles", "find_rejections"),
     "kept_answers": partial(_load_part, "kept_answers", "KeptAnswers"),
     "known_values": partial(_load_part, "known_values"),
+    "offloading": partial(_load_part, "offloading"),
     "sharded_memory": partial(_load_part, "sharded_memory"),
     "skeletons": partial(_load_part, "template_cache"),
     "states": partial(_load_part, "states"),

@@ -18,7 +18,7 @@ import torch
 from fastcore.basics import patch
 
 from ..base.display import format_bytes
-from ..base.extensions import need_extension
+from ..base.extensions import extension, need_extension
 from ..base.report import ConfigError, edit, SftError
 from ..config.load import Config
 from ..model.settings import AdapterSettings, ModelSettings
@@ -28,7 +28,7 @@ from ..batches.layout import BatchLengths, largest_batch, model_class, should_fl
 from ..model.hardware import Device
 from ..model.attention import choose_attention
 from ..model.finetuning.parallelism import Division, division_of, sharing_of
-from ..model.finetuning.checkpointing import part_length
+from ..model.finetuning.checkpointing import offloading_of, part_length
 from ..model.load import can_recompute_layers, check_packable, load_shape, stored_by
 from ..model.adapter import initial_weights, method_of_earlier
 from .memory import skeleton, static_bytes
@@ -202,7 +202,9 @@ def memory_strategies(
     switches = cfg.gradient_checkpointing, cfg.keep_attention, cfg.recompute_parts, cfg.activation_offloading
     choices = [(False, True) if value == "auto" else (value,) for value in switches]
     if not recomputes: choices[0] = (False,)
-    can_offload, found = device.kind == "cuda" and device.host != 0, []
+    offloading_of(cfg.activation_offloading is True)   # an error, if it is missing
+    can_offload = device.kind == "cuda" and device.host != 0 and extension("offloading") is not None
+    found = []
     for way in (MemoryStrategy(*how) for how in product(methods, *choices)):
         can_keep = way.checkpointing and keeps
         for_nothing = can_keep and way.offloading and not way.keep   # it could be offloaded too

@@ -29,7 +29,7 @@ from ..model.attention import assume_documents
 from ..model.loss import backbone, causal_lm, Head, language_model
 from ..model.load import quantization, quiet
 from ..model.finetuning.checkpointing import (
-    checkpoint_parts, CopyStream, dense_strides, offload_saved_tensors, OnDevice, recompute_layers, recompute_parts)
+    checkpoint_parts, offloading_of, OnDevice, recompute_layers, recompute_parts)
 from ..model.precision import kernels_for
 from .memory import skeleton, weights_for_dora
 
@@ -221,12 +221,6 @@ def _forward_and_loss(inner, batch:BatchLengths, attention:str, dtype:torch.dtyp
         how = dict(max_logits_mib=max_logits_mib, learns=learns, kind=kind)
         return Head(inner).loss(hidden[targets], targets, **how)[0]
 
-# %% ../../nbs/07_planning/01_simulate.ipynb #f7b36deb
-class _Forgotten:
-    "A tensor that was moved elsewhere; it is allocated again when it is needed"
-    def __init__(self, t:torch.Tensor): self.how = dict(size=t.shape, stride=dense_strides(t), dtype=t.dtype)
-    def back(self)->torch.Tensor: return torch.empty_strided(**self.how)
-
 # %% ../../nbs/07_planning/01_simulate.ipynb #b10d8e9a
 class _PartsBetween(torch.autograd.Function):
     "Allocates what the outputs of several parts and the gradient of each would"
@@ -257,7 +251,8 @@ def checkpoint_first_and_last_parts(
 # %% ../../nbs/07_planning/01_simulate.ipynb #si1save1
 def _save_memory(model, how:Pass)->None:
     "Recompute layers, keep attention or offload like `sft_nb.model.finetuning.checkpointing`"
-    waiting = _Forgotten if how.offloading else OnDevice
+    offloading = offloading_of(how.offloading)
+    waiting = offloading.Forgotten if offloading else OnDevice
     if how.checkpointing: recompute_layers(model, keep_attention=how.keep_attention, waiting=waiting)
     if how.recompute_parts: recompute_parts(model, checkpoint_first_and_last_parts)
 
@@ -301,8 +296,8 @@ def _prepare_model(model, how:Pass)->MemoryTracker:
 def _run_pass(model, batch:BatchLengths, how:Pass, alive:MemoryTracker)->tuple[int,int,int]:
     "Bytes added by a pass: alive after the forward pass, and at the peak of the forward and the backward pass"
     begin = alive.now
-    offloads = how.offloading and how.train
-    saved = offload_saved_tensors(model, _Forgotten) if offloads else nullcontext()
+    offloading = offloading_of(how.offloading and how.train)
+    saved = offloading.offload_saved_tensors(model, offloading.Forgotten) if offloading else nullcontext()
     values = nullcontext()
     if how.known: values = need_extension("known_values", "plan", what="a model that branches on values").KnownValues()
     with alive, values, _pass_context(model, batch, how):
@@ -335,7 +330,8 @@ def simulate(
     hidden_size = text_config(inner.config).hidden_size
     more = max(0, n - 2 * chunk) * hidden_size * how.dtype.itemsize * (1 + how.train)
     # being copied to host memory until the backward pass of the loss
-    in_transfer = CopyStream.MOST * batch.tokens * hidden_size * how.dtype.itemsize if how.offloading else 0
+    offloading = offloading_of(how.offloading)
+    in_transfer = offloading.CopyStream.MOST * batch.tokens * hidden_size * how.dtype.itemsize if offloading else 0
     layer = at_layer[1] - at_layer[0] if len(at_layer) > 1 else 0
     return Step(kept + more, forward + more + in_transfer, max(0, backward) + more, layer)
 

@@ -14,12 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sft_nb.batches.layout import BatchLengths
 from sft_nb.checks.preflight import same_model
 from sft_nb.config.load import load_config
+from sft_nb.extras import offloading
+from sft_nb.extras.offloading import offload_saved_tensors, OnHost
 from sft_nb.model.finetuning import checkpointing
 from sft_nb.model.adapter import load_model
 from sft_nb.model.attention import announce_documents
 from sft_nb.model.loss import causal_lm
 from sft_nb.model.finetuning.checkpointing import (
-    ATTENTION, offload_saved_tensors, OnDevice, OnHost, parts_of, recompute_layers, recompute_parts, save_memory)
+    ATTENTION, OnDevice, parts_of, recompute_layers, recompute_parts, save_memory)
 from sft_nb.planning.simulate import MemoryTracker, Pass, simulate
 from sft_nb.planning.memory import skeleton
 from sft_nb.base.report import ConfigError
@@ -126,7 +128,7 @@ def test_what_waits_in_host_memory_is_a_copy_of_its_own(monkeypatch):
     assert (nothing, seven) == (None, 7)
 
 
-class Bus(checkpointing.CopyStream):
+class Bus(offloading.CopyStream):
     "Copies that run only when the computation waits for them, so that a missing wait is detected"
     def __init__(self):
         self.under_way, self.waiting, self.queue, self.most, self.ahead = deque(), deque(), deque(), 0, 0
@@ -156,7 +158,7 @@ def on_a_card(monkeypatch)->Bus:
     "Treat every tensor as large and on a GPU with such a bus"
     bus = Bus()
     monkeypatch.setattr(checkpointing, "SMALL", 0)
-    monkeypatch.setattr(checkpointing, "_copy_stream", lambda device: bus)
+    monkeypatch.setattr(offloading, "_copy_stream", lambda device: bus)
     return bus
 
 
