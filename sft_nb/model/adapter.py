@@ -148,7 +148,6 @@ def _token_rows(model, tokenizer, tokens:tuple|None, trained_whole:tuple|None)->
 # %% ../../nbs/06_model/07_adapter.ipynb #743c0080
 _BEGINNINGS = ("default", "gaussian", "orthogonal", "olora", "mica", "pissa", "pissa_niter_16")
 
-# %% ../../nbs/06_model/07_adapter.ipynb #912857e5
 def initial_weights(name:str, *, quantised:bool)->str|bool:
     "`init_lora_weights` for `LoraConfig`; ConfigError for a value that peft does not know, or cannot use with 4 bits"
     known = [b for b in _BEGINNINGS if not quantised or not b.startswith("pissa")]
@@ -222,7 +221,6 @@ def _as_autocast_wants(x, dtype:torch.dtype):
     if x is None or torch.is_autocast_enabled(x.device.type): return x
     return x.to(dtype)
 
-# %% ../../nbs/06_model/07_adapter.ipynb #60fe36dd
 def spare_casts(
     model,   # a PeftModel
 ):           # the same
@@ -521,7 +519,6 @@ def check_trained(
         raise SftError(str(path/"adapter_config.json"), f"it has rank {rank:,}, and the weights {max(ranks)}", "",
                        "the adapter_config.json that was saved with these weights")
 
-# %% ../../nbs/06_model/07_adapter.ipynb #346cd826
 def load_adapter(
     cfg:Config,          # of the run
     tokenizer:Any,

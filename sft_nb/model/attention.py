@@ -38,7 +38,6 @@ class Documents(NamedTuple):
         "Tokens of each document; waits for the device if the host does not know them"
         return tuple(self.cu.diff().tolist()) if self.known is None else self.known
 
-# %% ../../nbs/06_model/03_attention.ipynb #5b11a4f1
 def find_documents(
     mask_function:Callable,  # (batch, head, query, key) -> is it visible? on index tensors, as in transformers
     T:int,                   # tokens in the row
@@ -70,12 +69,10 @@ def _known_code()->tuple[set, object]:
         known.add(masks.remap_positions_for_packed_sequence(None, None))
     return {f.__code__ for f in known}, masks.sliding_window_overlay(1).__code__
 
-# %% ../../nbs/06_model/03_attention.ipynb #35687825
 def _closure_values(f:Callable)->dict:
     "The variables that a function closes over"
     return dict(zip(f.__code__.co_freevars, (cell.cell_contents for cell in f.__closure__ or ())))
 
-# %% ../../nbs/06_model/03_attention.ipynb #6a80e2d7
 def window_of(
     mask_function:Callable,   # as for `find_documents`
 )->int|None|bool:             # False: it has an unknown part, so it must be called
@@ -115,7 +112,6 @@ class _Assumed(NamedTuple):
 
 _ASSUMED:ContextVar[_Assumed|None] = ContextVar("assumed", default=None)
 
-# %% ../../nbs/06_model/03_attention.ipynb #3d3cad9e
 @contextmanager
 def assume_documents(
     *lengths:int,   # tokens of each document
@@ -133,7 +129,6 @@ def _cannot_be_shared(found:str)->SftError:
     return SftError("sequence_parallel_size", f"this model has {found}", "attention over documents, varlen",
                     edit(sequence_parallel_size=1))
 
-# %% ../../nbs/06_model/03_attention.ipynb #b8ae2c57
 def varlen_mask(
     batch_size:int,
     q_length:int,
@@ -179,7 +174,6 @@ def _attention_from_scores(q, k, v, mask:torch.Tensor|None, *, scale:float, drop
     weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
     return F.dropout(weights, dropout)[..., :k.shape[2]] @ v
 
-# %% ../../nbs/06_model/03_attention.ipynb #c897ccdd
 _FEWEST_QUERIES = 512   # of a block
 
 def _attend_in_blocks(attend:Callable, q, k, v, window:int|None, *, sinks:bool=False)->torch.Tensor:
@@ -223,14 +217,12 @@ def _attend_to_each_document(q, k, v, docs:Documents, *, scale:float, dropout:fl
     each = zip(*(x.split(lengths, 2) for x in (q, k, v)))
     return torch.cat([_attend_in_blocks(attend, *qkv, docs.window, sinks=docs.sinks) for qkv in each], 2)
 
-# %% ../../nbs/06_model/03_attention.ipynb #814f46f7
 def _flash_can_compute(q, v, dropout:float, softcap:float|None)->bool:
     "Can PyTorch's variable-length kernel compute this?"
     if dropout or softcap is not None: return False
     if q.shape[-1] != v.shape[-1] or q.shape[-1] > 256: return False
     return q.dtype in _HALF and _cuda_and_flash(q.device)[1]
 
-# %% ../../nbs/06_model/03_attention.ipynb #1d38caea
 # older versions need no argument for grouped-query attention (same results in 2.11)
 _ASKS_FOR_GROUPS = torch.__version__ >= "2.12"
 
@@ -253,7 +245,6 @@ def _call_flash(q, k, v, docs:Documents, scale:float)->torch.Tensor:
     out = varlen_attn(q, k, v, docs.cu, docs.cu, docs.longest, docs.longest, scale=scale, window_size=window, **more)
     return out.transpose(0, 1)[None]
 
-# %% ../../nbs/06_model/03_attention.ipynb #9f0e7548
 def _attend_by_flash(q, k, v, docs:Documents, scale:float)->torch.Tensor:
     "Attend to all documents with PyTorch's FlashAttention, as many heads per call as it can address: (1, H, T, D)"
     size, groups = q.shape[-1], q.shape[1] // k.shape[1]
@@ -270,7 +261,6 @@ def _as_autocast(*tensors:torch.Tensor)->tuple[torch.Tensor,...]:
     if tensors[0].dtype != torch.float32 or not torch.is_autocast_enabled(device): return tensors
     return tuple(x.to(torch.get_autocast_dtype(device)) for x in tensors)
 
-# %% ../../nbs/06_model/03_attention.ipynb #ebfdbdd2
 _SHORT = 512   # tokens: a CPU attends to shorter documents faster in float32 than in bfloat16
 
 _FASTEST:dict[tuple,str] = {}   # device, dtype, head size, window?, sinks? -> flash, sdpa or scores, if tried
@@ -460,7 +450,6 @@ def _installed_flash(device:str, dtype:torch.dtype, kind)->tuple[str|None,str]:
         broken = f"; {why}"
     return None, broken
 
-# %% ../../nbs/06_model/03_attention.ipynb #f970f5f1
 def _has_custom_attention(kind, shape)->bool:
     "Does the model compute an attention that `varlen` does not know, or a mask that depends on the tokens?"
     source = inspect.getsource(inspect.getmodule(kind))

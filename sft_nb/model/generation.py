@@ -37,7 +37,6 @@ class Generation:
     n_tokens:int  # generated tokens, the end token included
     ended:bool    # True: ended by the model; False: truncated at max_new_tokens
 
-# %% ../../nbs/06_model/08_generation.ipynb #bb8d8b9e
 def _decode_answer(new:list[int], tokenizer, ends)->Generation:
     "The generated ids of one row as text, up to and without the end token"
     ends = {ends} if isinstance(ends, int) else set(ends)
@@ -83,7 +82,6 @@ class Sampling:
         else: generator.manual_seed(self.seed)
         return torch.rand(n, self.max_new_tokens, generator=generator)
 
-# %% ../../nbs/06_model/08_generation.ipynb #gen0how2
 def chosen(
     logits:torch.Tensor,            # (B, V)
     how:Sampling,
@@ -430,7 +428,6 @@ def continue_tokens(
             phase.update(len(answers))
     return [answers[i] for i in range(len(prompts))]
 
-# %% ../../nbs/06_model/08_generation.ipynb #8aa0ca45
 @with_parameters_of(continue_tokens)
 def generate(
     model,

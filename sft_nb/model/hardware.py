@@ -169,7 +169,6 @@ class Hardware:
 
     def __str__(self): return f"{self.name} ({self.device_reason}), {self.dtype_name} ({self.dtype_reason})"
 
-# %% ../../nbs/06_model/01_hardware.ipynb #902d0863
 def find_hardware(
     *, device:str="auto", dtype:str="auto",   # settings, as the others
     model:str="tiny", revision:str|None=None, method:str="auto",   # on a CPU with `dtype="auto"`
@@ -205,7 +204,6 @@ class Device:
         there = self.host is None or waiting <= .6 * self.host * 2**30
         return total <= .95 * self.gib * 2**30 and there
 
-# %% ../../nbs/06_model/01_hardware.ipynb #e7e1c8db
 _CARDS = (
     Device("b200-180gb", 178, 2250, 8000, attention=.35, bus=50),
     Device("h200-141gb", 139.8, 989, 4800, attention=.35, bus=50),
@@ -249,7 +247,6 @@ def _measured_tflops(kind:str, dtype:torch.dtype)->float:
     def multiply(): return float((a @ a)[0, 0])   # synchronises
     return 2 * n**3 / _fastest(multiply, 6, most_seconds=.2) / 1e12   # CPUs may emulate 16 bits, 100 times slower
 
-# %% ../../nbs/06_model/01_hardware.ipynb #cb1d5ae0
 @lru_cache
 def _measured_bandwidth(kind:str)->float:
     "Bytes read and written by a copy, timed: 10^9 a second, the best of ten; about 20 ms on a slow card"
@@ -260,7 +257,6 @@ def _measured_bandwidth(kind:str)->float:
     def copy(): return int(b.copy_(a)[0])   # synchronises
     return 2 * n / _fastest(copy, 11) / 1e9
 
-# %% ../../nbs/06_model/01_hardware.ipynb #db3a746e
 _CGROUPS = Path("/sys/fs/cgroup")   # where Linux shows limits of containers and batch jobs
 
 def _read_number(file:Path)->int|None:
@@ -301,7 +297,6 @@ def _free_gib()->float:
             raise SftError("plan", "the free memory of this machine cannot be read", "", fix) from e
     return min(available, _left_in_container()) / 2**30
 
-# %% ../../nbs/06_model/01_hardware.ipynb #874faac2
 def _listed_device(name:str, gib:float)->Device|None:
     "The listed GPU that reports this name and has about this much memory"
     near = [card for card in DEVICES.values() if card.name.split("-")[0] in name and abs(card.gib / gib - 1) < .15]
@@ -334,7 +329,6 @@ def _memory_of_card()->tuple[float,float,str]:
     return total, total - taken, f"other programs hold {taken:.1f} of {total:.1f} GiB: " + (
         ", ".join(_programs_on_card()) or f"{'rocm-smi' if torch.version.hip else 'nvidia-smi'} on the host lists them")
 
-# %% ../../nbs/06_model/01_hardware.ipynb #5174d802
 _UNIFIED = "gb10", "orin", "thor", "xavier"   # DGX Spark and Jetson: the GPU has no memory of its own
 _COHERENT = "gh200", "gb200", "gb300"          # the host lists the GPU's memory among its own
 

@@ -319,7 +319,6 @@ def broken_weights(
         return all(bool(end.isfinite()) for n in seen for end in n.aminmax())
     return [name for name, weight in weights.items() if not is_finite(weight)]
 
-# %% ../../nbs/06_model/06_load.ipynb #load0012
 def check_weights(
     model,
     name:str,   # as the error names the model

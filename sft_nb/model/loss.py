@@ -60,7 +60,6 @@ class _Chunked(torch.autograd.Function):
         d_hidden, *d_learns = ctx.saved_tensors
         return d_hidden * d_total.to(d_hidden.dtype), None, None, None, *(d * d_total.to(d.dtype) for d in d_learns)
 
-# %% ../../nbs/06_model/05_loss.ipynb #d7093399
 def chunked_cross_entropy(
     hidden:torch.Tensor,    # (N, hidden size)
     targets:torch.Tensor,   # (N), token ids
@@ -261,7 +260,6 @@ def _trained_parameters(head:Head, model)->list:
     places = {p: (module, name) for module in model.modules() for name, p in module._parameters.items()}
     return [places[p] for p, g in zip(trained, gradients) if g is not None]
 
-# %% ../../nbs/06_model/05_loss.ipynb #545ab03a
 def _with_supervised(model, loss:Callable)->Callable:
     "The model's `forward`, and with `supervised=True` the `loss` of its hidden vectors and labels"
     plain = model.forward
@@ -282,7 +280,6 @@ def _with_supervised(model, loss:Callable)->Callable:
         return found
     return forward
 
-# %% ../../nbs/06_model/05_loss.ipynb #335240d7
 def add_supervised_loss(
     model:torch.nn.Module,      # a causal language model, with or without an adapter
     *, max_logits_mib:int=512,  # memory for the scores of a chunk

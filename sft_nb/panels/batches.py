@@ -77,7 +77,6 @@ def bench_of(
     run = source if isinstance(source, Run) else Run(source)
     return Workbench(run.config, is_resolved=True)
 
-# %% ../../nbs/14_panels/01_batches.ipynb #262d6871
 def resized(
     workbench:Workbench,
     rows:int,             # rows in a batch, for training and evaluation; packed batches keep their budget
@@ -205,7 +204,6 @@ def documents(self:BatchState)->list[Document]:
     borders = [*(k for k, p in enumerate(positions) if p == 0), len(positions)]
     return [Document(ids[0][a:b], labels[0][a:b], None, positions[a:b]) for a, b in pairwise(borders)]
 
-# %% ../../nbs/14_panels/01_batches.ipynb #b61d1859
 _CONTEXT = 8   # preceding tokens that decide how the first token of a piece is written
 
 def _tokens_of_part(document:Document, start:int, end:int, tokenizer, losses:list[float]|None=None)->list[Token]:
@@ -232,7 +230,6 @@ def names(self:BatchState)->list[str]:
     source = self.side.stats["row"]
     return [f"row {source[n] + 1}" if n >= 0 else f"row {source[~n] + 1}, without its labels" for n in self.numbers]
 
-# %% ../../nbs/14_panels/01_batches.ipynb #713b848c
 @patch
 def counts(self:BatchState)->dict[str,int]:
     "The number of tokens of each kind"
@@ -253,7 +250,6 @@ def where(self:BatchState)->str:
     return (f"{here}: optimiser step {s.step(k) + 1:,} of {s.steps:,}{micro_batch}, "
             f"epoch {s.epoch(k) + 1} of {s.epochs}")
 
-# %% ../../nbs/14_panels/01_batches.ipynb #bdfa077f
 @patch
 def caption(self:BatchState)->str:
     "Which batch this is, how it lies, and how much of it is padding and supervision"
@@ -296,7 +292,6 @@ def as_text(self:BatchState)->str:
     "Caption and rows; what is supervised is in double brackets"
     return "\n".join([self.caption(), *(f"{name}: {spans_text(tokens)}" for name, tokens in self.first_rows())])
 
-# %% ../../nbs/14_panels/01_batches.ipynb #92a5dca1
 @patch
 def to_dict(self:BatchState)->dict:
     "The view as JSON, without its colours"
@@ -320,13 +315,11 @@ def find(self:BatchState,
     found, expected = f"row {row} is not among the rows that are kept", f"a number up to {last:,}"
     raise ConfigError("BatchPanel", found, expected, "DataPanel(data) shows what became of each row")
 
-# %% ../../nbs/14_panels/01_batches.ipynb #a7a2b55c
 @patch
 def longest(self:BatchState)->int:
     "The number of the batch that holds the longest example"
     return self.find(int(self.side.stats["row"][self.side.lengths.argmax()]) + 1)
 
-# %% ../../nbs/14_panels/01_batches.ipynb #917b9e2b
 @patch
 def at_step(self:BatchState,
     step:int,         # optimiser step, counted from 1

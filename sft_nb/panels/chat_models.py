@@ -36,7 +36,6 @@ class ChatModel:
     @property
     def tokenizer(self): return self.bench.tokenizer
 
-# %% ../../nbs/14_panels/06_chat_models.ipynb #spk0sea1
 def names_in(
     run:Run,
 )->list[str]:   # base, then checkpoint-N in order, then adapter
@@ -57,7 +56,6 @@ def _find_chat_model(run:Run, what:ChatModel|Run|str|Path)->ChatModel:
     found = find_target(what)
     return ChatModel(f"{found.name} {found.checkpoint}", found.config, found.weights)
 
-# %% ../../nbs/14_panels/06_chat_models.ipynb #spk0of03
 def find_chat_models(
     run:Run,
     what:str|Path|Run|ChatModel|tuple|None=None,   # base, adapter, checkpoint-N, a run or a model; None: the newest

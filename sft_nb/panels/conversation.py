@@ -44,7 +44,6 @@ class Turn:
     read:dict[str,str]=field(default_factory=dict)   # name of the speaker -> the prompt given to the model
     id:str=field(default_factory=lambda: uuid.uuid4().hex[:12])
 
-# %% ../../nbs/14_panels/07_conversation.ipynb #gen0sta1
 class GenerationState:
     "The models of a run and a conversation with each of them; ConfigError for a model that does not exist"
     def __init__(self,
@@ -84,7 +83,6 @@ def rows(self:GenerationState)->dict[str,dict]:
         with missing_rows_are_of_the_run(self.run.path): self.read, *_ = read_kept(self.run.config, "eval")
     return self.read
 
-# %% ../../nbs/14_panels/07_conversation.ipynb #gen0row3
 @patch
 def chat_of(self:GenerationState,
     row:int|str,                 # its number among the held-out rows, from 1, or its place
@@ -152,14 +150,12 @@ def begin(self:GenerationState,
     self.enough = False
     return turn
 
-# %% ../../nbs/14_panels/07_conversation.ipynb #gen0ask3
 def question_of(
     chat:list[dict],   # answer included
 )->str:
     "The last message of the user; empty for plain text"
     return chat[-2]["content"] if len(chat) > 1 else ""
 
-# %% ../../nbs/14_panels/07_conversation.ipynb #gen0ask4
 @patch
 def answer(self:GenerationState,
     turn:Turn,                  # from `begin`
@@ -239,7 +235,6 @@ def _reply_cell(reply:Reply, at:int|None)->str:
             f"<span style='opacity:.8'>{escape_html(reply.caption())}</span>{error}"
             f"<pre dir='auto' class='sft-{kind}' style='{_TEXT_STYLE}'>{pieces_html(reply, at)}</pre></div>")
 
-# %% ../../nbs/14_panels/07_conversation.ipynb #gen0htm4
 def _turn_header(turn:Turn, number:int)->str:
     "Above the answers: sampling, the messages before the prompt, the prompt, what is expected, and the prompts as read"
     def dim(text:str)->str: return f"<div style='opacity:.8'>{escape_html(text)}</div>"

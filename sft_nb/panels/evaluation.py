@@ -103,7 +103,6 @@ def _haystack(self:EvalState)->list[str]:
         self.kept[key] = ["\n".join((a.where, a.prompt, a.expected, a.text, b.text)).casefold() for a, b in pairs]
     return self.kept[key]
 
-# %% ../../nbs/14_panels/10_evaluation.ipynb #evl0cla3
 @patch
 def numbers(self:EvalState)->np.ndarray:
     "The rows that pass filter, class and search, all pages of them; ConfigError for a filter that is none"
@@ -128,7 +127,6 @@ def numbers(self:EvalState)->np.ndarray:
     self.kept["last"] = key, numbers
     return numbers
 
-# %% ../../nbs/14_panels/10_evaluation.ipynb #evl0cla4
 @patch
 def move(self:EvalState, **where)->EvalState:
     "Set checkpoint, filter, klass, text, order, at or chosen; a new list begins at its beginning"
@@ -174,7 +172,6 @@ def reply_of(
     unknown = [None] * len(words)
     return Reply(speaker, state, [0] * (a.n_tokens - a.ended), words, unknown, [""] * len(words), a.text, score=score)
 
-# %% ../../nbs/14_panels/10_evaluation.ipynb #evl0htm3
 @patch
 def intervals(self:EvalState)->tuple[list[tuple],tuple,dict[int,str]]:
     "(step, score, low, high) of each checkpoint; score, low and high of the base; and what a step is called"
@@ -438,7 +435,6 @@ class EvalPanel(Panel):
         if getattr(self, "trial", None) is not None: self.trial.close()   # a panel that failed to build has none
         super().close()
 
-# %% ../../nbs/14_panels/10_evaluation.ipynb #95eff7ea
 def _set_options(choice:Choice, options:list, value)->None:
     "Options and value at once"
     choice.options, choice.value = options, value

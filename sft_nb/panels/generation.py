@@ -62,6 +62,8 @@ class Controls:
         return [*thumbs, controls_row(self.tokens, self.temperature, self.top_p, self.seed), controls_row(self.system)]
 
 # %% ../../nbs/14_panels/08_generation.ipynb #vew0pan2
+_EVERY = .2   # seconds between updates of a growing answer
+
 class GenerationPanel(Panel):
     "A prompt and the answers of several models, side by side"
     state:GenerationState
@@ -186,9 +188,6 @@ class GenerationPanel(Panel):
         self.last = now
         self.draw(save=False)
 
-# %% ../../nbs/14_panels/08_generation.ipynb #vew0pan7
-_EVERY = .2   # seconds between updates of a growing answer
-
 # %% ../../nbs/14_panels/08_generation.ipynb #0b5aff99
 @patch
 def _keep_prompt(self:GenerationPanel)->None:
@@ -223,7 +222,6 @@ def keep_up(self:GenerationPanel)->None:
             enough.wait(2.)
     except Exception as e: self.fail(e)   # the next view of the panel starts checking again
 
-# %% ../../nbs/14_panels/08_generation.ipynb #vew0pan8
 @patch
 def close(self:GenerationPanel)->None:
     "Stop the current answer and release the models"

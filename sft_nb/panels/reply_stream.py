@@ -74,7 +74,6 @@ def _next_logits(decoder:Decoder, running, ids:list[int])->torch.Tensor:
     model = decoder.model
     return model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[:, -1]
 
-# %% ../../nbs/14_panels/05_reply_stream.ipynb #rep0ste1
 def write_reply(
     reply:Reply,            # to be filled
     model,
@@ -178,7 +177,6 @@ def verdict(self:Reply)->str:
     if not s.correct and s.got is None: text = "✗ wrong: no answer in it"
     return text + "".join(f", {name} {value:.3g}" for name, value in self.score.figures.items())
 
-# %% ../../nbs/14_panels/05_reply_stream.ipynb #rep0fac3
 @patch
 def caption(self:Reply)->str:
     "Length, ending, score and rating of a reply"

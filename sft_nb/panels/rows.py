@@ -46,7 +46,6 @@ class Entry(NamedTuple):
 FACETS = ("kept", "left out", "cut", "duplicates", "near duplicates", "no end token", "marked")
 _WHEN_ASKED = ("near duplicates", "marked")   # counted once they were asked for
 
-# %% ../../nbs/14_panels/02_rows.ipynb #4a434c83
 def places_where(split:Split, test:Callable[[dict],bool])->set[int|str]:
     "The number and the place of each row that passes a test; the rows are read again"
     hits = [(n, place) for n, (place, row) in enumerate(split.source, 1) if test(row)]
@@ -166,7 +165,6 @@ def search(self:DataState, text:str)->DataState:
     self.found = places_where(self.side, has_text)
     return self
 
-# %% ../../nbs/14_panels/02_rows.ipynb #row0sea3
 @patch
 def listed(self:DataState)->list[Entry]:
     "The current list with all of its pages; cached"
@@ -182,12 +180,10 @@ def listed(self:DataState)->list[Entry]:
     self.kept["listed"] = key, entries
     return entries
 
-# %% ../../nbs/14_panels/02_rows.ipynb #05e253d0
 @patch
 def _is_found(self:DataState, e:Entry)->bool:
     return self.found is None or e.key in self.found
 
-# %% ../../nbs/14_panels/02_rows.ipynb #f0d1985a
 @patch
 def move(self:DataState, **where)->DataState:
     "Set split, facet, at, chosen, within, order or face; a new list begins at its beginning"
@@ -200,7 +196,6 @@ def move(self:DataState, **where)->DataState:
     self.chosen = min(self.chosen, max(0, len(self.on_page()) - 1))
     return self
 
-# %% ../../nbs/14_panels/02_rows.ipynb #4a801f37
 @patch
 def on_page(self:DataState)->list[Entry]:
     "The entries of the page"
@@ -215,7 +210,6 @@ def entry(self:DataState)->Entry|None:
     page = self.on_page()
     return page[self.chosen] if page else None
 
-# %% ../../nbs/14_panels/02_rows.ipynb #ad8b70ea
 @patch
 def source(self:DataState)->tuple[str,dict|None]:
     "Place and original row of the selected entry; None if only its place is known"
@@ -225,7 +219,6 @@ def source(self:DataState)->tuple[str,dict|None]:
     gone = self.side.dropped[e.gone]
     return gone["where"], gone["row"]
 
-# %% ../../nbs/14_panels/02_rows.ipynb #row0loo3
 @patch
 def render(self:DataState)->str:
     "The chosen view of the selected row, as plain text"
@@ -235,7 +228,6 @@ def render(self:DataState)->str:
     x = self.side.tokens[e.example]
     return spans_text(spans(x["input_ids"], x["labels"], self.data.tokenizer))
 
-# %% ../../nbs/14_panels/02_rows.ipynb #0bc8e598
 @patch
 def _messages(self:DataState, place:str, row:dict)->str:
     "The conversation of a row, or why there is none"
@@ -273,7 +265,6 @@ def log_lengths(self:DataState)->bool:
     "Do lengths differ so much that equal widths would put most of them into one bar?"
     return bool(self.side.lengths.max() >= 8 * self.side.lengths.min())
 
-# %% ../../nbs/14_panels/02_rows.ipynb #4812018d
 def _histogram_bars(edges:list[int], counts:list[int], within:tuple[int,int]|None)->str:
     "The histogram as bars; those outside of the range recede"
     low, high, most, bars = *(within or (0, 2**62)), max(counts), ""
@@ -285,7 +276,6 @@ def _histogram_bars(edges:list[int], counts:list[int], within:tuple[int,int]|Non
     text = f"{edges[0]:,} to {edges[-1] - 1:,} tokens"
     return f"<div style='height:44px;white-space:nowrap'>{bars}</div><div>{text}</div>"
 
-# %% ../../nbs/14_panels/02_rows.ipynb #row0htm3
 @patch
 def cells(self:DataState, entries:list[Entry])->list[list]:
     "Rows of a table: the row, its tokens, the share of them that is supervised, and why it is there or how it begins"
@@ -317,7 +307,6 @@ def _begins(self:DataState, e:Entry)->str:
     begins = questions[0] if questions else self.data.tokenizer.decode(ids, skip_special_tokens=True)
     return " ".join(begins[:200].split())[:100]
 
-# %% ../../nbs/14_panels/02_rows.ipynb #row0htm4
 @patch
 def html(self:DataState)->str:
     "Histogram, list, and the selected row"
@@ -328,7 +317,6 @@ def html(self:DataState)->str:
     head = f"<div>{escape_html(self.facet)}: {pluralise(n, 'row')}, {shown}</div>"
     return _histogram_bars(edges, counts, self.within) + head + self._table() + self.face_html() + self.marks.html()
 
-# %% ../../nbs/14_panels/02_rows.ipynb #43e6029c
 @patch
 def face_html(self:DataState)->str:
     "The current row; empty if the list is empty"
@@ -340,7 +328,6 @@ def face_html(self:DataState)->str:
     x = self.side.tokens[e.example]
     return title + spans_html(tokens_of(x["input_ids"], x["labels"], self.data.tokenizer))
 
-# %% ../../nbs/14_panels/02_rows.ipynb #e2f44e9b
 @patch
 def to_dict(self:DataState)->dict:
     "The visible content"

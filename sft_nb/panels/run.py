@@ -13,6 +13,9 @@ from .panel import Button, Choice, columns, controls_row, html_block, Number, Pa
 from .run_state import RunState
 
 # %% ../../nbs/14_panels/04_run.ipynb #liv0pan2
+_SAVE_SECONDS = 10.   # interval at which the saved picture of an active run is drawn
+_BEAT = 2.   # seconds between heartbeats
+
 class RunPanel(Panel):
     "A run while it is trained: stop it, resume it, request a checkpoint, look at the batch of a step"
     state:RunState
@@ -134,9 +137,3 @@ class RunPanel(Panel):
         "Called when a window shows the panel, perhaps again: read the run, and follow it"
         self.refresh(always=True)
         self.follow()
-
-# %% ../../nbs/14_panels/04_run.ipynb #1071f576
-_SAVE_SECONDS = 10.   # interval at which the saved picture of an active run is drawn
-
-# %% ../../nbs/14_panels/04_run.ipynb #liv0pan4
-_BEAT = 2.   # seconds between heartbeats

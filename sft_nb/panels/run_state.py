@@ -106,7 +106,6 @@ def refresh(self:RunState)->bool:
                       self.save_requested, self.damage)
     return any(come) or before != self.last_seen
 
-# %% ../../nbs/14_panels/03_run_state.ipynb #liv0sta3
 @patch(as_prop=True)
 def active(self:RunState)->bool:
     "Is the run being trained?"
@@ -132,7 +131,6 @@ def steps(self:RunState)->int|None:
     step, epoch = self.newest.get("step"), self.newest.get("epoch")
     return max(step, round(step / epoch * self.cfg.num_train_epochs)) if epoch else None
 
-# %% ../../nbs/14_panels/03_run_state.ipynb #1b342a37
 @patch(as_prop=True)
 def seconds_left(self:RunState)->float|None:
     "Estimated from the speed of the last logged steps; None if that is not known"
@@ -172,7 +170,6 @@ def series(self:RunState, *keys:str)->dict[str,list[tuple]]:
             if column := tail.columns.get(key): found[name] = column.points(_POINTS)
     return found
 
-# %% ../../nbs/14_panels/03_run_state.ipynb #2dcf45c8
 @patch
 def spikes(self:RunState, n:int=3)->list[tuple[int,float]]:
     "The `n` largest rises of the loss from one line to the next, of at least 1% of its range: (step, rise)"
@@ -185,7 +182,6 @@ def spikes(self:RunState, n:int=3)->list[tuple[int,float]]:
     largest = np.argsort(-rises, kind="stable")[:n]
     return [(int(column.steps[k + 1]), float(rises[k])) for k in largest if rises[k] > least]
 
-# %% ../../nbs/14_panels/03_run_state.ipynb #liv0spi2
 @patch
 def look_at(self:RunState, step:int|None)->BatchState|None:
     "Select the batch of a step, counted from 1, or None; `SftError` if its rows cannot be read"
@@ -245,7 +241,6 @@ def answers(self:RunState, n:int=3)->list[tuple[str,list[tuple[int,str]]]]:
         return [answers[round(k * (len(answers) - 1) / (_SHOWN - 1))] for k in range(_SHOWN)]
     return [(prompt[-200:], some(answers)) for prompt, answers in found.items()][:n]
 
-# %% ../../nbs/14_panels/03_run_state.ipynb #liv0sam3
 @patch
 def _answers_html(self:RunState)->str:
     "A small table for each prompt"
@@ -265,7 +260,6 @@ def figures(self:RunState)->dict[str,float]:
 _FIGURES = ("loss", "eval_loss", "learning_rate", "grad_norm", "mean_token_accuracy", "num_tokens",
             "tokens_per_second", "peak_memory_gib", "gpu_use_percent")
 
-# %% ../../nbs/14_panels/03_run_state.ipynb #liv0htm1
 _COLOURS = dict(fail="#cf222e", warn="#bf8700")
 
 _CHIPS = dict(finished="#1a7f37", failed="#cf222e", killed="#cf222e", removed="#cf222e",

@@ -35,7 +35,6 @@ def weights_for_dora(
     finally:
         for module in (dora, variants): module.dequantize_module_weight = whole
 
-# %% ../../nbs/07_planning/00_memory.ipynb #e2921b76
 def skeleton(
     cfg:Config,
     tokenizer,

@@ -143,7 +143,6 @@ def limit(self:Planner, method:str)->float:
     is_chosen = method == "lora" and len(self.methods) > 1
     return (1 - FREE_BESIDE_16_BITS) * self.device.gib * 2**30 if is_chosen else self.budget_bytes
 
-# %% ../../nbs/07_planning/03_search.ipynb #20aa46ff
 _SKELETONS:dict[tuple,torch.nn.Module] = {}   # the last four of this process
 _READ_BY_SKELETON = [f.name for part in (ModelSettings, AdapterSettings) for f in fields(part)] + ["kernels"]
 
@@ -189,7 +188,6 @@ class MemoryStrategy:
         "The work that this strategy does more than once"
         return RepeatedWork(self.checkpointing, self.checkpointing and not self.keep, self.parts, self.offloading)
 
-# %% ../../nbs/07_planning/03_search.ipynb #8da6d090
 def memory_strategies(
     cfg:Config,
     device:Device,
@@ -234,7 +232,6 @@ def step(self:Planner,
         keep_attention=way.keep, recompute_parts=way.parts, offloading=way.offloading,
         accumulating=cfg.gradient_accumulation_steps > 1, max_logits_mib=cfg.max_logits_mib, train=train)
 
-# %% ../../nbs/07_planning/03_search.ipynb #257bfe0c
 # bytes outside of tensors, and gaps as a share of what a step allocates
 _OUTSIDE = dict(cpu=(3 * 2**28, .1), cuda=(2**29, .05), mps=(2**29, 0))
 
@@ -294,7 +291,6 @@ class Candidate:
     @property
     def total(self)->int: return sum(self.parts.values())
 
-# %% ../../nbs/07_planning/03_search.ipynb #1a701500
 @patch
 def rate(self:Planner,
     way:MemoryStrategy,
@@ -309,7 +305,6 @@ def rate(self:Planner,
     rows = batch.lengths if batch.flat else self.rows.train[:len(batch.lengths)]
     return sum(rows) / seconds
 
-# %% ../../nbs/07_planning/03_search.ipynb #ch3batch1
 @patch
 def batch(self:Planner,
     budget:int|None,   # tokens in it; None: rows as in the config
@@ -319,7 +314,6 @@ def batch(self:Planner,
     return largest_batch(rows.train, batch_size=self.cfg.per_device_train_batch_size, max_tokens=budget,
                          flat=self.flat or budget is not None, share=rows.share, all_rows=rows.complete)
 
-# %% ../../nbs/07_planning/03_search.ipynb #39092900
 @patch
 def candidate(self:Planner,
     way:MemoryStrategy,
@@ -352,7 +346,6 @@ def largest_budget(self:Planner,
         budget = max(low, int(.9 * budget))
     return small
 
-# %% ../../nbs/07_planning/03_search.ipynb #b7129ae3
 @patch
 def highest_rate(self:Planner,
     way:MemoryStrategy,
@@ -452,7 +445,6 @@ def candidates(
             if not way.checkpointing: return   # no later option can be faster
             done.add(way.method)
 
-# %% ../../nbs/07_planning/03_search.ipynb #ch3fits01
 @patch
 def fits(self:Planner, c:Candidate)->bool:
     "Does a candidate fit the device and its host memory? Where 16 bits are chosen, an evaluation too"
@@ -475,7 +467,6 @@ def choose(
     fastest = max(fitting, key=lambda c: c.rate)
     return fastest if planner.cfg.max_tokens_per_batch != "auto" else planner.with_whole_steps(fastest)
 
-# %% ../../nbs/07_planning/03_search.ipynb #ch3why01
 @patch
 def method_reason(self:Planner,
     chosen:Candidate,   # from `choose`

@@ -42,7 +42,6 @@ def _scratch_bytes(f, args:tuple)->int:
     documents = len(given["cu_seq_q"]) - 1
     return 4 * (tokens + 128 * documents) * heads * (size + 1)   # FlashAttention 2 keeps the gradient of q in 32 bits
 
-# %% ../../nbs/07_planning/01_simulate.ipynb #7ef02890
 class MemoryTracker(TorchDispatchMode):
     "Counts the bytes of the tensors that are created inside: now, and at the peak"
     def __init__(self,
@@ -178,7 +177,6 @@ class Pass:
     train:bool=True                    # False: the forward pass of an evaluation
     known:bool=False                   # compute values of tensors that do not depend on weights
 
-# %% ../../nbs/07_planning/01_simulate.ipynb #19f74c5d
 @dataclass(frozen=True)
 class Step:
     "Bytes of one forward and backward pass, in addition to weights, gradients and optimiser state"
@@ -256,7 +254,6 @@ def _save_memory(model, how:Pass)->None:
     if how.checkpointing: recompute_layers(model, keep_attention=how.keep_attention, waiting=waiting)
     if how.recompute_parts: recompute_parts(model, checkpoint_first_and_last_parts)
 
-# %% ../../nbs/07_planning/01_simulate.ipynb #708be02c
 @contextmanager
 def _pass_context(model, batch:BatchLengths, how:Pass):
     "Context manager in which a model behaves as in such a pass"
@@ -279,7 +276,6 @@ def _decoder_layers(inner)->list:
     lists = [m for m in language_model(inner).modules() if isinstance(m, torch.nn.ModuleList)]
     return list(next((layers for layers in lists if len(layers) == n), ()))
 
-# %% ../../nbs/07_planning/01_simulate.ipynb #7da6491c
 def _prepare_model(model, how:Pass)->MemoryTracker:
     "Prepare a skeleton to be run; returns a tracker that counts what exists before the pass"
     _make_fake(model, how.dtype)
@@ -292,7 +288,6 @@ def _prepare_model(model, how:Pass)->MemoryTracker:
     for t in (*model.parameters(), *model.buffers(), *gradients): alive.add(t)
     return alive
 
-# %% ../../nbs/07_planning/01_simulate.ipynb #47d37e16
 def _run_pass(model, batch:BatchLengths, how:Pass, alive:MemoryTracker)->tuple[int,int,int]:
     "Bytes added by a pass: alive after the forward pass, and at the peak of the forward and the backward pass"
     begin = alive.now
@@ -308,7 +303,6 @@ def _run_pass(model, batch:BatchLengths, how:Pass, alive:MemoryTracker)->tuple[i
         if how.train: loss.backward()
         return kept, forward, alive.peak - begin
 
-# %% ../../nbs/07_planning/01_simulate.ipynb #f7c4f2c9
 def simulate(
     model,                  # from `skeleton`; modified
     batch:BatchLengths,

@@ -42,7 +42,6 @@ class OnDevice:
     def __init__(self, t:torch.Tensor): self.there = t.detach()
     def back(self)->torch.Tensor: return self.there.detach()
 
-# %% ../../../nbs/06_model/09_finetuning/01_checkpointing.ipynb #da5ba5bf
 SMALL = 2**20   # tensors up to this many bytes stay on the device
 
 def is_small(t:torch.Tensor)->bool: return t.nbytes < SMALL
@@ -81,7 +80,6 @@ class _AttentionMode(TorchDispatchMode):
         if is_kept: self.aside.put(out)
         return out
 
-# %% ../../../nbs/06_model/09_finetuning/01_checkpointing.ipynb #4d51e553
 def layers_of(
     model,       # with or without an adapter
 )->list:
@@ -133,7 +131,6 @@ def _forward_in_parts(forward, compute_parts, module, x:torch.Tensor, *args, **k
     along = x.shape.index(tokens)
     return torch.cat(compute_parts(whole, (x, *args), n, along), along)
 
-# %% ../../../nbs/06_model/09_finetuning/01_checkpointing.ipynb #1995e924
 def parts_of(model)->list:
     "Modules that process each token independently and hold large activations: MLPs, all experts of a layer, norms"
     layers = layers_of(model)
@@ -144,7 +141,6 @@ def parts_of(model)->list:
     norms = [m for layer in layers for m in layer.modules() if type(m).__name__.endswith(("RMSNorm", "LayerNorm"))]
     return mlps + norms
 
-# %% ../../../nbs/06_model/09_finetuning/01_checkpointing.ipynb #b65730ce
 def recompute_parts(
     model,                                     # a causal language model, with or without an adapter
     compute_parts:Callable=checkpoint_parts,   # replaced in simulations
