@@ -85,7 +85,8 @@ def _size_of(path:str, revision:str|None)->tuple[int,...]:
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
     return tuple(int(getattr(shape, name)) for name in names)
 
-def _fastest(compute:Callable, times:int, *, clock:Callable=time.perf_counter, most_seconds:float=math.inf)->float:
+def _fastest_seconds(compute:Callable, times:int, *, clock:Callable=time.perf_counter,
+                     most_seconds:float=math.inf)->float:
     "Seconds of the fastest of several runs, of which no more begin after `most_seconds`"
     taken = []
     while len(taken) < times and sum(taken) <= most_seconds:
@@ -98,7 +99,7 @@ def _product_seconds(rows:int, hidden:int, out:int, dtype:torch.dtype, times:int
     "CPU seconds of a linear layer, forward pass and gradient of its input: the fastest of several runs"
     x, weight, gradient = (torch.ones(size, dtype=dtype) for size in ((rows, hidden), (out, hidden), (rows, out)))
     def compute(): return x @ weight.t(), gradient @ weight
-    return _fastest(compute, times, clock=time.process_time)   # without the time that other processes take
+    return _fastest_seconds(compute, times, clock=time.process_time)   # without the time that other processes take
 
 @lru_cache
 def _measured_gain(hidden:int, intermediate:int, layers:int, vocabulary:int)->float:
@@ -245,7 +246,8 @@ def _measured_tflops(kind:str, dtype:torch.dtype)->float:
     n = 4096 if kind == "cuda" else 512
     a = torch.randn(n, n, device=kind, dtype=dtype)
     def multiply(): return float((a @ a)[0, 0])   # synchronises
-    return 2 * n**3 / _fastest(multiply, 6, most_seconds=.2) / 1e12   # CPUs may emulate 16 bits, 100 times slower
+    seconds = _fastest_seconds(multiply, 6, most_seconds=.2)   # where 16 bits are emulated, it takes 100 times as long
+    return 2 * n**3 / seconds / 1e12
 
 @lru_cache
 def _measured_bandwidth(kind:str)->float:
@@ -255,21 +257,16 @@ def _measured_bandwidth(kind:str)->float:
     a = torch.empty(n, dtype=torch.uint8, device=kind)
     b = torch.empty_like(a)
     def copy(): return int(b.copy_(a)[0])   # synchronises
-    return 2 * n / _fastest(copy, 11) / 1e9
+    return 2 * n / _fastest_seconds(copy, 11) / 1e9
 
 _CGROUPS = Path("/sys/fs/cgroup")   # where Linux shows limits of containers and batch jobs
-
-def _read_number(file:Path)->int|None:
-    "The number in a file; None without the file, or if it holds `max`"
-    try: return int(file.read_text())
-    except (OSError, ValueError): return None
 
 def _left_in_group(folder:Path, version:int)->float:
     "Bytes that a control group may still use; its file cache counts as free, since the kernel reclaims it"
     names = ("memory.max", "memory.current", "inactive_file")
     if version == 1: names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-    limit, used = (_read_number(folder/name) for name in names[:2])
-    if limit is None or used is None: return math.inf
+    try: limit, used = (int((folder/name).read_text()) for name in names[:2])
+    except (OSError, ValueError): return math.inf   # no such file, or `max` in it
     try: facts = dict(line.split() for line in (folder/"memory.stat").read_text().splitlines())
     except (OSError, ValueError): facts = {}
     return max(0, limit - used + int(facts.get(names[2], 0)))
@@ -297,12 +294,12 @@ def _free_gib()->float:
             raise SftError("plan", "the free memory of this machine cannot be read", "", fix) from e
     return min(available, _left_in_container()) / 2**30
 
+# %% ../../nbs/06_model/01_hardware.ipynb #e6f9d796
 def _listed_device(name:str, gib:float)->Device|None:
     "The listed GPU that reports this name and has about this much memory"
     near = [card for card in DEVICES.values() if card.name.split("-")[0] in name and abs(card.gib / gib - 1) < .15]
     return max(near, key=lambda card: len(card.name.split("-")[0]), default=None)   # an L40S is not an L4
 
-# %% ../../nbs/06_model/01_hardware.ipynb #e6f9d796
 def _programs_on_card()->list[str]:
     "Programs that hold memory of a GPU, as the driver lists them; none where it does not, as in most containers"
     query = ["nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader"]
@@ -313,12 +310,6 @@ def _programs_on_card()->list[str]:
             if pid != str(os.getpid())]
 
 _OWN_CONTEXT = .6   # GiB of driver context per process; part of a plan's "driver and gaps"
-
-def _smaller_card(processes:int):
-    "The properties of the smallest GPU of processes that train on this host, if it is smaller than this process's"
-    cards = [torch.cuda.get_device_properties(k) for k in range(processes)]
-    smallest = min(cards, key=lambda card: card.total_memory)
-    return smallest if smallest.total_memory < .99 * cards[0].total_memory else None
 
 def _memory_of_card()->tuple[float,float,str]:
     "GiB of a GPU, GiB that this process can use, and who holds the rest"
@@ -346,8 +337,10 @@ def this_device(
         return Device(kind, gib, _measured_tflops(kind, dtype), bandwidth, kind, format)
     (total, gib, taken), name = _memory_of_card(), torch.cuda.get_device_name()
     on_host = max(1, min(processes, torch.cuda.device_count()))
-    if on_host > 1 and (smaller := _smaller_card(on_host)):
-        name, total = smaller.name, smaller.total_memory / 2**30
+    each = [torch.cuda.get_device_properties(k) for k in range(on_host)] if on_host > 1 else []
+    smallest = min(each, key=lambda card: card.total_memory, default=None)
+    if smallest and smallest.total_memory < .99 * each[0].total_memory:
+        name, total = smallest.name, smallest.total_memory / 2**30
         gib = min(gib, total)
     name, free = name.lower(), _free_gib()
     for word in ("nvidia", "geforce", "generation", "blackwell", " "): name = name.replace(word, "")

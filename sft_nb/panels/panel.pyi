@@ -127,13 +127,6 @@ def controls_row(*controls: Control) -> dict[Any, Any]:
 def html_block(html: str, *, boxed: bool=False, title: str | None=None) -> dict[Any, Any]:
     """HTML, in which others' text is escaped; `boxed` scrolls from 60% of the window's height on, `title` names it"""
 
-def bar_row_html(name: str, value: str, share: float, colour: str='var(--sft-accent,#2b7fc4)') -> str:
-    """A row of a table of bars: name, value, bar
-    
-    Args:
-        value: with its unit
-        share: relative to the widest bar, 0 to 1"""
-
 def common_place(places: list[str]) -> str:
     """The common beginning of the places of rows, `train.jsonl row `, which a narrow column leaves out"""
 
