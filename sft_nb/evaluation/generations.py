@@ -154,9 +154,7 @@ class Scores:
         return "   ".join([f"{self.model:<6} {first[0] if first else by}", *first[1:], exact, shares, *more.values()])
 
     @property
-    def graded(self)->bool:
-        "Are answers right in part?"
-        return any(a.credit not in (None, 0., 1.) for a in self.answers)
+    def graded(self)->bool: return any(a.credit not in (None, 0., 1.) for a in self.answers)
 
     @property
     def thoughts(self)->str:
@@ -456,7 +454,6 @@ class Questions:
         return task.with_rows([*self.rows.values(), *(row for row, _ in self.training)])
     @property
     def limits(self)->dict[str,int]:
-        "Arguments of `answer_prompts`"
         return dict(max_new_tokens=self.cfg.max_new_tokens, thought_tokens=self.thought_tokens)
     @property
     def by(self)->str:
@@ -469,7 +466,6 @@ class Questions:
         return "loss" if figure == "perplexity" else figure
     @cached_property
     def key(self)->str:
-        "A hash of prompts and settings"
         return digest([self.prompts or [ids for e in self.examples for ids, _ in e], self.cfg.max_new_tokens])
 
     def check_figure(self)->None:

@@ -169,9 +169,7 @@ class Difference:
         return (self.won + self.lost) / self.n
 
     @property
-    def differs(self)->bool:
-        "Do the models differ on any row?"
-        return self.won + self.lost > 0
+    def differs(self)->bool: return self.won + self.lost > 0
 
     @property
     def smallest(self)->float:

@@ -43,7 +43,6 @@ class Schedule:
     def epochs(self)->int: return math.ceil(self.steps / self.steps_per_epoch)
     @property
     def n(self)->int:
-        "Micro-batches of the whole training"
         whole, rest = divmod(self.steps, self.steps_per_epoch)
         return whole * self.per_epoch + rest * self.accumulation
 
@@ -109,9 +108,7 @@ class BatchState:
     @property
     def splits(self)->list[str]: return ["train", "eval"] if self.workbench.data.eval else ["train"]
     @property
-    def side(self)->Split:
-        "The data of this split"
-        return self.workbench.data.train if self.split == "train" else self.workbench.data.eval
+    def side(self)->Split: return self.workbench.data.train if self.split == "train" else self.workbench.data.eval
     @property
     def packed(self)->bool:
         "Is a batch a budget of tokens? Then it has no fixed number of rows"
@@ -130,9 +127,7 @@ class BatchState:
                        world_size=like.world_size)
 
     @property
-    def schedule(self)->Schedule:
-        "The schedule of the training"
-        return schedule_of(self.workbench.cfg, self.workbench.batches)
+    def schedule(self)->Schedule: return schedule_of(self.workbench.cfg, self.workbench.batches)
 
     @property
     def n_batches(self)->int:
@@ -219,7 +214,6 @@ def _tokens_of_part(document:Document, start:int, end:int, tokenizer, losses:lis
 
 @patch
 def rows(self:BatchState)->list[list[Token]]:
-    "For each document, its tokens"
     tokenizer = self.workbench.data.tokenizer
     return [_tokens_of_part(document, 0, len(document.ids), tokenizer) for document in self.documents()]
 
@@ -294,7 +288,6 @@ def as_text(self:BatchState)->str:
 
 @patch
 def to_dict(self:BatchState)->dict:
-    "The view as JSON, without its colours"
     return dict(split=self.split, index=self.index, n_batches=self.n_batches, caption=self.caption(),
                 rows=self.names(), counts=self.counts(), texts=[spans_text(row) for row in self.rows()])
 
@@ -436,7 +429,6 @@ class BatchPanel(Panel):
 
     @cached_property
     def controls(self)->BatchControls:
-        "Bound to the state"
         c = BatchControls(self.state)
         c.previous.on_click(lambda _: self.show(index=self.state.index - 1))
         c.next.on_click(lambda _: self.show(index=self.state.index + 1))

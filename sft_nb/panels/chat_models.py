@@ -114,6 +114,5 @@ class ModelCache:
         with swapped.base() if s.weights is None else swapped.tuned(s.weights) as model: yield model
 
     def clear(self)->None:
-        "Forget all models"
         self.swapped.clear()
         free_memory()

@@ -281,7 +281,6 @@ def html(self:GenerationState)->str:
 
 @patch
 def to_dict(self:GenerationState)->dict:
-    "The visible content"
     turns = [dict(prompt=t.prompt, where=t.where, expected=t.expected, how=t.how,
                   replies={name: r.to_dict() for name, r in t.replies.items()}) for t in self.turns]
     return dict(run=self.run.name, speakers=self.names, turns=turns, conversations=len(self.past) + bool(self.turns))

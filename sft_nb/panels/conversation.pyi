@@ -88,8 +88,7 @@ class GenerationState:
     def html(self) -> str:
         """The conversation, the newest turn first"""
 
-    def to_dict(self) -> dict[Any, Any]:
-        """The visible content"""
+    def to_dict(self) -> dict[Any, Any]: ...
 
 def with_system_prompt(messages: list[dict[Any, Any]], system: str | None) -> list[dict[Any, Any]]:
     """The conversation with another system prompt

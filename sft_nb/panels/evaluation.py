@@ -84,9 +84,7 @@ def masks(self:EvalState)->dict[str,np.ndarray]:
     return made
 
 @patch
-def counts(self:EvalState)->dict[str,int]:
-    "Filter -> rows"
-    return {name: int(mask.sum()) for name, mask in self.masks().items()}
+def counts(self:EvalState)->dict[str,int]: return {name: int(mask.sum()) for name, mask in self.masks().items()}
 
 # %% ../../nbs/14_panels/10_evaluation.ipynb #evl0cla2
 @patch
@@ -138,9 +136,7 @@ def move(self:EvalState, **where)->EvalState:
     return self
 
 @patch
-def on_page(self:EvalState)->list[int]:
-    "The rows of the page"
-    return self.numbers()[self.at:self.at + self.page].tolist()
+def on_page(self:EvalState)->list[int]: return self.numbers()[self.at:self.at + self.page].tolist()
 
 @patch
 def pair(self:EvalState)->tuple[Answer,Answer]|None:
@@ -218,7 +214,6 @@ def outcome(
 
 @patch
 def _table(self:EvalState)->str:
-    "The page as a table"
     head = ["row", "question", "", "expected", "base", self.checkpoint]
     return table_html(self.cells(self.on_page()), head=head, marked=self.chosen)
 
@@ -301,7 +296,6 @@ def html(self:EvalState)->str:
 # %% ../../nbs/14_panels/10_evaluation.ipynb #evl0htm6
 @patch
 def to_dict(self:EvalState)->dict:
-    "The view as JSON"
     if self.sweep is None: return dict(run=self.run.name, problem=str(self.problem))
     page = [self.base.answers[k].where for k in self.on_page()]
     pair = self.pair()
@@ -357,7 +351,6 @@ class EvalPanel(Panel):
                 html_block(state.near_html()), *trial]
 
     def _bind(self)->None:
-        "Connect the controls to the state"
         for button, act in ((self.export, self._export), (self.ask, self.try_it), (self.near, self._measure_near),
                             (self.again, self.state.reload)):
             button.on_click(lambda _, act=act: self._do(act))
@@ -410,7 +403,6 @@ class EvalPanel(Panel):
         self.filling = False
 
     def _export(self)->None:
-        "Export the ids, and show where they are"
         file = self.state.export()
         self.note = f"<div>{len(self.state.numbers()):,} ids are in {escape_html(file)}</div>"
 
@@ -435,6 +427,4 @@ class EvalPanel(Panel):
         if getattr(self, "trial", None) is not None: self.trial.close()   # a panel that failed to build has none
         super().close()
 
-def _set_options(choice:Choice, options:list, value)->None:
-    "Options and value at once"
-    choice.options, choice.value = options, value
+def _set_options(choice:Choice, options:list, value)->None: choice.options, choice.value = options, value

@@ -100,9 +100,7 @@ class GenerationPanel(Panel):
     def to_html(self)->str: return self.kept_html() + super().to_html()
 
     @property
-    def busy(self)->bool:
-        "Is the thread still running?"
-        return self.worker is not None and self.worker.is_alive()
+    def busy(self)->bool: return self.worker is not None and self.worker.is_alive()
 
     def _bind(self)->None:
         c = self.controls
@@ -115,7 +113,6 @@ class GenerationPanel(Panel):
         c.models.observe(lambda change: self._try(lambda: self.state.choose(self._meant(change["new"]))), "value")
 
     def _try(self, act:Callable)->None:
-        "Carry out a press, and show what went wrong"
         self.error = ""
         try: act()
         except Exception as e: self.error = self.explain(e)

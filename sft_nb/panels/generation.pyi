@@ -61,8 +61,7 @@ class GenerationPanel(Panel):
     def to_html(self) -> str: ...
 
     @property
-    def busy(self) -> bool:
-        """Is the thread still running?"""
+    def busy(self) -> bool: ...
 
     def draw(self, *, save: bool=True) -> None:
         """Draw the panel, or notify the one around it; newly written checkpoints are added to the models"""

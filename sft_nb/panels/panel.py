@@ -35,7 +35,6 @@ class Control(traitlets.HasTraits):
         self.id = f"{self.kind}-{next(_numbers)}"
 
     def receive(self, event:str, value)->None:
-        "Take what the browser sends"
         if not self.disabled: self.value = value
     def to_dict(self)->dict:
         "The state from which the browser draws it"
@@ -54,7 +53,6 @@ class Button(Control):
         "Call `act` with this button at each press"
         self.actions.append(act)
     def click(self)->None:
-        "Press it"
         for act in self.actions: act(self)
     def receive(self, event:str, value)->None:
         "A press in the browser; nothing happens while the button is disabled"
@@ -227,12 +225,8 @@ class Panel(anywidget.AnyWidget):
         self.on_msg(self._receive_event)
 
     def __repr__(self): return type(self).__name__
-    def to_text(self)->str:
-        "The saved picture as text"
-        return self.state.as_text() if hasattr(self.state, "as_text") else repr(self)
-    def blocks(self)->list[dict]:
-        "The blocks, from top to bottom"
-        return [html_block(self.state.html())]
+    def to_text(self)->str: return self.state.as_text() if hasattr(self.state, "as_text") else repr(self)
+    def blocks(self)->list[dict]: return [html_block(self.state.html())]
     def to_html(self)->str:
         "The picture that is saved"
         return f"<div class='sft-picture'>{self.error}{self.state.html()}</div>"
@@ -251,9 +245,7 @@ class Panel(anywidget.AnyWidget):
         if not self.is_live or (self.follower and self.follower.is_alive()): return
         self.follower = threading.Thread(target=self.keep_up, daemon=True)
         self.follower.start()
-    def to_dict(self)->dict:
-        "The view as JSON"
-        return self.state.to_dict()
+    def to_dict(self)->dict: return self.state.to_dict()
 
     def draw(self, *, save:bool=True)->None:
         "Send what has changed to every window; `save=False` leaves the saved picture as it is"

@@ -20,8 +20,7 @@ class Control(traitlets.HasTraits):
 
     def __init__(self, label: str='', **how: Any) -> None: ...
 
-    def receive(self, event: str, value: Any) -> None:
-        """Take what the browser sends"""
+    def receive(self, event: str, value: Any) -> None: ...
 
     def to_dict(self) -> dict[Any, Any]:
         """The state from which the browser draws it"""
@@ -37,8 +36,7 @@ class Button(Control):
     def on_click(self, act: Callable[..., Any]) -> None:
         """Call `act` with this button at each press"""
 
-    def click(self) -> None:
-        """Press it"""
+    def click(self) -> None: ...
 
     def receive(self, event: str, value: Any) -> None:
         """A press in the browser; nothing happens while the button is disabled"""
@@ -161,11 +159,9 @@ class Panel(anywidget.AnyWidget):
 
     def __init__(self, state: Any=None, **traits: Any) -> None: ...
 
-    def to_text(self) -> str:
-        """The saved picture as text"""
+    def to_text(self) -> str: ...
 
-    def blocks(self) -> list[dict[Any, Any]]:
-        """The blocks, from top to bottom"""
+    def blocks(self) -> list[dict[Any, Any]]: ...
 
     def to_html(self) -> str:
         """The picture that is saved"""
@@ -180,8 +176,7 @@ class Panel(anywidget.AnyWidget):
     def follow(self) -> None:
         """Call `keep_up` in a thread, unless it runs or there is nothing to keep up with"""
 
-    def to_dict(self) -> dict[Any, Any]:
-        """The view as JSON"""
+    def to_dict(self) -> dict[Any, Any]: ...
 
     def draw(self, *, save: bool=True) -> None:
         """Send what has changed to every window; `save=False` leaves the saved picture as it is"""

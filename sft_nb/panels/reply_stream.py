@@ -191,6 +191,5 @@ def caption(self:Reply)->str:
 # %% ../../nbs/14_panels/05_reply_stream.ipynb #rep0dic1
 @patch
 def to_dict(self:Reply)->dict:
-    "The view as JSON"
     return dict(speaker=self.speaker, state=self.state, text=self.text or "".join(self.pieces), n_tokens=self.n_tokens,
                 pieces=self.pieces, shares=self.shares, error=self.error, verdict=self.verdict(), rating=self.rating)

@@ -197,9 +197,7 @@ def move(self:DataState, **where)->DataState:
     return self
 
 @patch
-def on_page(self:DataState)->list[Entry]:
-    "The entries of the page"
-    return self.listed()[self.at:self.at + self.page]
+def on_page(self:DataState)->list[Entry]: return self.listed()[self.at:self.at + self.page]
 
 # %% ../../nbs/14_panels/02_rows.ipynb #row0loo2
 FACES = ("tokens", "messages", "raw")
@@ -286,12 +284,10 @@ def cells(self:DataState, entries:list[Entry])->list[list]:
 
 @patch
 def _last_column(self:DataState)->str:
-    "The heading of the last column"
     return "why" if self.facet in ("left out", "cut", "near duplicates") else "begins with"
 
 @patch
 def _table(self:DataState)->str:
-    "The page as a table"
     head = ["row", "tokens", "supervised", self._last_column()]
     return table_html(self.cells(self.on_page()), head=head, marked=self.chosen)
 
@@ -330,7 +326,6 @@ def face_html(self:DataState)->str:
 
 @patch
 def to_dict(self:DataState)->dict:
-    "The visible content"
     page = [e._asdict() for e in self.on_page()]
     here = dict(split=self.split, facet=self.facet, at=self.at, chosen=self.chosen, face=self.face)
     return here | dict(marked=len(self.marks), facets=self.counts(), page=page, look=self.render() if page else "")
@@ -408,7 +403,6 @@ class DataPanel(Panel):
         return f"{state.facet}: none of {pluralise(total, 'row')} {which}; {clear} to see the others"
 
     def _bind(self)->None:
-        "Connect the controls to the state"
         self.table.observe(lambda change: self._choose_row(change["new"]), "value")
         self.sorts.observe(lambda change: self.show(order=change["new"] and tuple(change["new"])), "value")
         self.mark.on_click(lambda _: self._mark())
@@ -420,7 +414,6 @@ class DataPanel(Panel):
         self.split.observe(lambda change: self._switch(change["new"]), "value")
 
     def show(self, **where)->None:
-        "Move the state and draw it"
         self.error = ""
         self.state.move(**where)
         self.draw()

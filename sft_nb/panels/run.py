@@ -44,7 +44,6 @@ class RunPanel(Panel):
         self.draw()
 
     def _bind(self)->None:
-        "Connect the controls to the run"
         run = self.state.run
         self.stop.on_click(lambda _: self._try(lambda: run.stop(None)))
         self.resume.on_click(lambda _: self._try(run.resume))
@@ -116,9 +115,7 @@ class RunPanel(Panel):
             self.draw(save=is_due)
 
     @property
-    def is_live(self)->bool:
-        "Is one of the runs being trained?"
-        return self.state.any_active
+    def is_live(self)->bool: return self.state.any_active
 
     def keep_up(self)->None:
         "Poll, and send a heartbeat; a window without one for some seconds says that the kernel is gone"

@@ -107,14 +107,10 @@ def refresh(self:RunState)->bool:
     return any(come) or before != self.last_seen
 
 @patch(as_prop=True)
-def active(self:RunState)->bool:
-    "Is the run being trained?"
-    return self.state in ACTIVE
+def active(self:RunState)->bool: return self.state in ACTIVE
 
 @patch(as_prop=True)
-def any_active(self:RunState)->bool:
-    "Is any of the runs being trained?"
-    return self.active or any(run.state in ACTIVE for run in self.runs[1:])
+def any_active(self:RunState)->bool: return self.active or any(run.state in ACTIVE for run in self.runs[1:])
 
 @patch(as_prop=True)
 def step(self:RunState)->int:
@@ -253,9 +249,7 @@ def _answers_html(self:RunState)->str:
 
 # %% ../../nbs/14_panels/03_run_state.ipynb #8ec8332c
 @patch
-def figures(self:RunState)->dict[str,float]:
-    "The newest value of each figure"
-    return {k: self.newest[k] for k in _FIGURES if k in self.newest}
+def figures(self:RunState)->dict[str,float]: return {k: self.newest[k] for k in _FIGURES if k in self.newest}
 
 _FIGURES = ("loss", "eval_loss", "learning_rate", "grad_norm", "mean_token_accuracy", "num_tokens",
             "tokens_per_second", "peak_memory_gib", "gpu_use_percent")

@@ -53,12 +53,10 @@ class RunState:
         """Read the files again; True if something has changed"""
 
     @property
-    def active(self) -> bool:
-        """Is the run being trained?"""
+    def active(self) -> bool: ...
 
     @property
-    def any_active(self) -> bool:
-        """Is any of the runs being trained?"""
+    def any_active(self) -> bool: ...
 
     @property
     def step(self) -> int:
@@ -96,8 +94,7 @@ class RunState:
     def answers(self, n: int=3) -> list[tuple[str, list[tuple[int, str]]]]:
         """For each of `n` prompts: its end without template markers, and the answers as (step, answer)"""
 
-    def figures(self) -> dict[str, float]:
-        """The newest value of each figure"""
+    def figures(self) -> dict[str, float]: ...
 
     def numbers(self) -> dict[str, str]:
         """The most important figures of a run, formatted: name -> value"""

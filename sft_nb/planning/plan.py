@@ -10,13 +10,11 @@ import json, logging, math
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
-from fastcore.basics import patch
 
 from ..base.files import write_atomically
-from ..base.display import format_bytes, with_bar, with_png
+from ..base.display import format_bytes, with_bar
 from ..base.view import own_fields, Table, View, Viewable
 from ..base.progress import format_duration, Phase, show_progress
 from ..base.report import ConfigError, pluralise, edit, fail, Finding, error_summary, ok, SftError, warn
@@ -31,8 +29,6 @@ from ..model.adapter import lora_reach
 from ..model.hardware import Device, find_device, find_hardware, this_device
 from .learning_rate import choose_learning_rate
 from .search import Candidate, choose, open_methods, Planner, RowLengths
-
-if TYPE_CHECKING: from matplotlib.figure import Figure
 
 # %% ../../nbs/07_planning/05_plan.ipynb #212342dc
 LABELS = dict(weights="weights", adapter="adapter", gradients="gradients", optimiser="optimiser state",
@@ -92,9 +88,7 @@ class Plan(Viewable):
         return {name: "not set" if value is None else str(value) for name, value in self.settings.items()}
 
     @property
-    def host_in_all(self)->int:
-        "The bytes that all processes offload"
-        return self.host * self.processes
+    def host_in_all(self)->int: return self.host * self.processes
     @property
     def cost(self)->float|None:
         "Money for all steps and evaluations; None without a price, or if only a sample of the rows is known"
@@ -132,28 +126,6 @@ class Plan(Viewable):
     )->None:
         "Write the plan as JSON"
         write_atomically(path, json.dumps(self.to_dict(), indent=1) + "\n")
-
-# %% ../../nbs/07_planning/05_plan.ipynb #3f1db7ce
-_COLOURS = dict(weights="#57606a", adapter="#0969da", gradients="#54aeff", optimiser="#b6e3ff", activations="#1a7f37",
-                working="#aceebb", outside="#d0d7de")
-
-@patch
-def plot(self:Plan)->"Figure":
-    "The parts as one bar under the size of the card"
-    from matplotlib.figure import Figure
-    fig = Figure(figsize=(7, 1.9), layout="constrained")
-    ax = fig.add_subplot()
-    at, size = 0, self.device.gib
-    for part, n in self.shown_parts.items():   # side by side
-        ax.barh(0, n / 2**30, left=at, color=_COLOURS[part], label=f"{LABELS[part]} {format_bytes(n)}")
-        at += n / 2**30
-    ax.axvline(size, color="#cf222e")
-    right = max(at, min(size, 4 * at))   # do not draw all of a nearly empty GPU
-    title = f"{self.device.name}: {format_bytes(self.training)} of {size:.1f} GiB"
-    ax.set(yticks=[], title=title, xlim=(0, 1.05 * right))
-    fig.legend(frameon=False, fontsize=7, ncols=4, loc="outside lower center")
-    ax.spines[["top", "right", "left"]].set_visible(False)
-    return with_png(fig)
 
 # %% ../../nbs/07_planning/05_plan.ipynb #0eb2ceb2
 def _uneven_steps(planner:Planner, c:Candidate)->Finding|None:

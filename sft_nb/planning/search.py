@@ -165,7 +165,6 @@ def skeleton_of(self:Planner,
 
 @patch
 def facts(self:Planner, method:str)->SpeedFacts:
-    "The figures that the speed of a method depends on"
     if ("facts", method) not in self.kept: self.kept["facts", method] = facts_of(self.skeleton_of(method))
     return self.kept["facts", method]
 

@@ -189,7 +189,6 @@ class Step:
     def peak(self)->int: return max(self.forward, self.backward)
 
     def with_layers(self, more:int)->"Step":
-        "The step of a model with more layers"
         added = more * self.layer
         return Step(self.activations + added, self.forward + added, self.backward + added, self.layer)
 
