@@ -17,10 +17,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..base.escape import escape_html
 from ..base.files import write_atomically
 from ..base.progress import format_duration, log, log_disk_error, Phase, show_progress
 from ..base.report import ConfigError, edit, pluralise
-from ..base.view import own_fields, Table, View, Viewable
+from ..base.view import own_fields, part_html, Table, View, Viewable
 from ..config.load import Config
 from ..tokens.conversations import conversation
 from ..tokens.dataset import Data, Split
@@ -257,6 +258,13 @@ class Neighbours:
         found = [(int(k), (kind, float(sign * order[k]))) for kind, order, sign in kinds
                  for k in np.argsort(-order, kind="stable")[:each] if kind == "meaning" or order[k] > 0]
         return self.rows(*zip(*found))
+
+    def near_html(self, where:str)->str:
+        "What `near` finds, or that the row was not measured"
+        rows = self.near(where)
+        table = part_html(rows_table(rows)) if rows else "this row was not measured"
+        notes = "".join(f"<div>{escape_html(note)}</div>" for note in self.notes)
+        return f"<div style='margin-top:6px'><b>Training rows near it</b></div>{table}{notes}"
 
     def doubtful(self, n:int)->list[MeasuredRow]:
         "The training rows with the largest doubt, those first"
