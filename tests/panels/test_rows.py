@@ -1,13 +1,17 @@
 """DataPanel: what a list shows about its rows, and what it shows if empty."""
 import json
+import math
 from dataclasses import replace
+from datetime import date
 
+import numpy as np
 import pytest
 
 from sft_nb.base.report import SftError
 from sft_nb.config.load import load_config
 from sft_nb.panels.batches import BatchPanel
-from sft_nb.panels.rows import DataPanel
+from sft_nb.panels.rows import DataPanel, Marks
+from sft_nb.rows.sources import Mixture, open_rows, row_key
 from sft_nb.runs.directory import create_run
 from sft_nb.tokens.prepare import prepare
 
@@ -114,6 +118,16 @@ def test_marks_are_kept_and_left_out_of_the_next_run(tmp_path):
     assert marked.read_text() == "" and again.state.listed() == [] and "✗" not in again.to_html()
     unchanged = prepare(replace(cfg, drop_rows=str(marked)), train=rows)
     assert any("none of the rows equals one in" in str(f) for f in unchanged.report.findings)
+
+
+@pytest.mark.parametrize("row", [
+    dict(a=(1, 2)), dict(a={1: 2, "b": 3}), dict(a=math.nan, b=-0.), dict(a=np.float32(.1), b=[np.int64(3)]),
+    dict(a=date(2024, 1, 1), b="\ud800 \u2028")], ids=str)
+def test_a_row_is_known_again_after_it_was_written(row, tmp_path):
+    marks = Marks(tmp_path/"marked.jsonl")
+    (_, row), = Mixture(open_rows([row]))
+    marks.toggle([row])
+    assert row in Marks(marks.file) and [row_key(r) for _, r in Mixture(open_rows(marks.file))] == [row_key(row)]
 
 
 def test_rows_to_drop_are_those_of_the_run(tmp_path):
