@@ -132,7 +132,8 @@ def test_a_row_is_known_again_after_it_was_written(row, tmp_path):
 
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_rows_to_drop_are_those_that_the_run_left_out(in_memory, tmp_path, monkeypatch):
-    rows, file, train = [dict(question=f"{k}?", answer=f"{k}") for k in range(5)], tmp_path/"a.jsonl", tmp_path/"b.jsonl"
+    rows = [dict(question=f"{k}?", answer=f"{k}") for k in range(5)]
+    file, train = tmp_path/"wrong.jsonl", tmp_path/"train.jsonl"
     train.write_text("".join(json.dumps(row) + "\n" for row in rows))
     file.write_text(json.dumps(rows[1]))
     given = dict(train=rows) if in_memory else {}
