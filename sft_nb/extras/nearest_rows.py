@@ -260,7 +260,7 @@ class Neighbours:
         return self.rows(*zip(*found))
 
     def near_html(self, where:str)->str:
-        "What `near` finds, or that the row was not measured"
+        "The rows of `near` as HTML, or that the row was not measured"
         rows = self.near(where)
         table = part_html(rows_table(rows)) if rows else "this row was not measured"
         notes = "".join(f"<div>{escape_html(note)}</div>" for note in self.notes)
