@@ -272,6 +272,11 @@ class Neighbours:
 
 def measured_file(run:Run, checkpoint:str)->Path: return run.path/"eval"/f"nearest-{checkpoint}.npz"
 
+def _require_rows(**numbers:int)->None:
+    "ConfigError for a number of rows, by its parameter, that is not positive"
+    for name, n in numbers.items():
+        if n < 1: raise ConfigError(name, f"it is {n}", "at least one row", f"{name}=5")
+
 @show_progress()
 def measure_rows(
     run:Run|str|Path,
@@ -279,7 +284,7 @@ def measure_rows(
     *, most:int=2000,           # training rows, drawn at random if there are more
 )->Neighbours:
     "Measure the rows of a run, or read what was measured; ConfigError if they have changed since it was trained"
-    if most < 1: raise ConfigError("most", f"it is {most}", "at least one training row", "most=2000")
+    _require_rows(most=most)
     run = open_run(run)
     if checkpoint is None: checkpoint = sweep.best if (sweep := _sweep_of(run)) else "adapter"
     folder, bench = run.weights(checkpoint), Workbench(run.config, is_resolved=True)
@@ -380,6 +385,7 @@ def nearest_rows(
     most:int=2000,              # training rows to measure, drawn at random if there are more
 )->NearestRows:
     "Wrong held-out answers, or held-out rows without scores, and training rows near them; ConfigError for no such rows"
+    _require_rows(n=n, each=each)
     found = measure_rows(run, checkpoint, most=most)
     if not found.places:
         raise ConfigError(f"nearest rows of {found.run.name}", "no rows are held out", "rows near which to look",
@@ -405,5 +411,6 @@ def doubtful_rows(
     most:int=2000,              # training rows to measure, drawn at random if there are more
 )->DoubtfulRows:
     "The training rows whose answers surprise the trained model most; mislabelled ones do"
+    _require_rows(n=n)
     found = measure_rows(run, checkpoint, most=most)
     return DoubtfulRows(found.run.name, found.checkpoint, found.doubtful(n), len(found.train.examples), found.notes)
