@@ -428,8 +428,7 @@ def hash_to_unit(
 
 def row_key(row:dict)->str:
     "A checksum that equal rows share, also if one was written as JSON and read again"
-    try: text = json.dumps(row, sort_keys=True, default=str)
-    except TypeError: text = repr(row)   # names that are texts and numbers cannot be sorted
+    text = json.dumps(json.loads(row_line(row)), sort_keys=True)   # its names are texts now, which can be sorted
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 def row_line(row:dict)->str:

@@ -209,7 +209,7 @@ def _no_tokenizer_error(name:str)->ConfigError:
                        "tokenizer.json and tokenizer_config.json in it, or the name of a tokenizer", fix)
 
 def _settings_of(tokenizer, cfg:Config)->tuple:
-    "What a tokenizer depends on, and its template, which may be changed later"
+    "The settings that a tokenizer depends on, and its template, which may be changed later"
     return (cfg.tokenizer or cfg.model, None if cfg.tokenizer else cfg.revision, cfg.chat_template,
             without_day(cfg.chat_template_kwargs), cfg.train_tokens, tokenizer.chat_template)
 

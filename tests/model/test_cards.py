@@ -242,6 +242,12 @@ def test_a_card_without_kernels_in_this_torch_is_refused_with_the_right_wheel(
     assert choose_device("cpu")[0] == "cpu"
 
 
+def test_a_new_card_needs_a_driver_that_knows_it(monkeypatch):
+    monkeypatch.setattr(subprocess, "run", smi("Driver Version: 550.1  CUDA Version: 12.4"))
+    assert "torch needs 12.8 or newer" in hardware.torch_for_driver((12, 0))
+    assert "whl/cu126 (the driver" in hardware.torch_for_driver((8, 9))
+
+
 def test_float16_is_offered_where_it_is_measured_to_be_faster(card, monkeypatch):
     "A T4 computes float32 at an eighth of the speed; its loss is then scaled"
     card("Tesla T4", 14.6, capability=(7, 5))
