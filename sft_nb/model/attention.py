@@ -322,14 +322,13 @@ def varlen_attention(
     "Attention as transformers' interface calls it; `SftError` for what it does not support"
     if kwargs.get("position_bias") is not None:
         raise SftError("attention varlen", "the model needs position_bias", "", edit(attn_implementation="eager"))
-    docs = attention_mask
-    if softcap is None and s_aux is None and not isinstance(docs, Documents):
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-        return sdpa_attention_forward(module, query, key, value, docs, dropout=dropout, scaling=scaling, **kwargs)
-    qkv = query, key, value
+    docs, qkv = attention_mask, (query, key, value)
     how = dict(scale=query.shape[-1] ** -.5 if scaling is None else scaling, dropout=dropout, softcap=softcap)
-    if not isinstance(docs, Documents):   # `sdpa` knows no soft cap and no sinks
-        return _attention_from_scores(*qkv, docs, sinks=s_aux, **how).transpose(1, 2).contiguous(), None
+    if not isinstance(docs, Documents):
+        if softcap is None and s_aux is None:
+            from transformers.integrations.sdpa_attention import sdpa_attention_forward
+            return sdpa_attention_forward(module, *qkv, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
+        return _attention_from_scores(*qkv, attention_mask, sinks=s_aux, **how).transpose(1, 2).contiguous(), None
     if docs.share is not None:   # the other tokens are in other processes
         if s_aux is not None: raise _cannot_be_shared("attention sinks")
         qkv = (docs.share.to_heads(x) for x in _as_autocast(*qkv))
