@@ -227,14 +227,6 @@ _CELL = ("flex:1 1 240px;min-width:0;box-sizing:border-box;text-align:left;paddi
          "border:1px solid rgba(128,128,128,.4)")
 _TEXT_STYLE = f"{WRAPPED};margin:4px 0;text-align:left"
 
-def _reply_cell(reply:Reply, at:int|None)->str:
-    "One answer"
-    error = f"<div role='alert'>⚠ {escape_html(reply.error)}</div>" if reply.error else ""
-    kind = "base" if reply.speaker == "base" else "tuned"
-    return (f"<div style='{_CELL}'><b>{escape_html(reply.speaker)}</b> "
-            f"<span style='opacity:.8'>{escape_html(reply.caption())}</span>{error}"
-            f"<pre dir='auto' class='sft-{kind}' style='{_TEXT_STYLE}'>{pieces_html(reply, at)}</pre></div>")
-
 def _turn_header(turn:Turn, number:int)->str:
     "Above the answers: sampling, the messages before the prompt, the prompt, what is expected, and the prompts as read"
     def dim(text:str)->str: return f"<div style='opacity:.8'>{escape_html(text)}</div>"
@@ -264,7 +256,13 @@ def turn_html(
     first, *others = replies
     differing = [k for r in others if (k := first_difference(r, first)) is not None]
     where = [min(differing, default=None), *(first_difference(first, r) for r in others)]
-    cells = "".join(_reply_cell(r, at) for r, at in zip(replies, where))
+    cells = ""
+    for reply, at in zip(replies, where):
+        error = f"<div role='alert'>⚠ {escape_html(reply.error)}</div>" if reply.error else ""
+        kind = "base" if reply.speaker == "base" else "tuned"
+        cells += (f"<div style='{_CELL}'><b>{escape_html(reply.speaker)}</b> "
+                  f"<span style='opacity:.8'>{escape_html(reply.caption())}</span>{error}"
+                  f"<pre dir='auto' class='sft-{kind}' style='{_TEXT_STYLE}'>{pieces_html(reply, at)}</pre></div>")
     answers = f"<div style='display:flex;flex-wrap:wrap;gap:8px;margin-top:4px'>{cells}</div>"
     return f"<div class='sft-turn' style='margin:8px 0'>{_turn_header(turn, number)}{answers}</div>"
 

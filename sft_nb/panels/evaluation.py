@@ -92,15 +92,6 @@ def classes(self:EvalState)->list[str]:
     return [] if self.sweep is None else sorted(labels_of([a.expected for a in self.base.answers]))
 
 @patch
-def _haystack(self:EvalState)->list[str]:
-    "The searchable text of each row"
-    key = "text", self.checkpoint
-    if key not in self.kept:
-        pairs = zip(self.base.answers, self.tuned.answers)
-        self.kept[key] = ["\n".join((a.where, a.prompt, a.expected, a.text, b.text)).casefold() for a, b in pairs]
-    return self.kept[key]
-
-@patch
 def numbers(self:EvalState)->np.ndarray:
     "The rows that pass filter, class and search, all pages of them; ConfigError for a filter that is none"
     masks = self.masks()
@@ -111,8 +102,10 @@ def numbers(self:EvalState)->np.ndarray:
     if self.kept.get("last", [None])[0] == key: return self.kept["last"][1]
     seen = masks[self.filter].copy()
     if self.klass != "all": seen &= np.array([a.expected == self.klass for a in self.base.answers])
-    wanted = self.text.casefold()
-    if wanted: seen &= np.array([wanted in text for text in self._haystack()])
+    if wanted := self.text.casefold():
+        texts = ((a.where, a.prompt, a.expected, a.text, b.text)
+                 for a, b in zip(self.base.answers, self.tuned.answers))
+        seen &= np.array([wanted in "\n".join(text).casefold() for text in texts])
     numbers = seen.nonzero()[0]
     if self.order is not None:
         column, descending = self.order

@@ -171,7 +171,8 @@ def listed(self:DataState)->list[Entry]:
     key = self.split, self.facet, self.within, self.order, self.text
     if self.kept.get("listed", [None])[0] == key: return self.kept["listed"][1]
     low, high = self.within or (0, 2**62)
-    entries = [e for e in self.entries(self.facet) if low <= e.tokens <= high and self._is_found(e)]
+    entries = [e for e in self.entries(self.facet) if low <= e.tokens <= high]
+    if self.found is not None: entries = [e for e in entries if e.key in self.found]
     if self.order is not None:
         column, descending = self.order
         keys = (lambda e: (e.row is None, e.row or 0, e.place), lambda e: e.tokens,
@@ -179,10 +180,6 @@ def listed(self:DataState)->list[Entry]:
         entries.sort(key=keys[column], reverse=descending)
     self.kept["listed"] = key, entries
     return entries
-
-@patch
-def _is_found(self:DataState, e:Entry)->bool:
-    return self.found is None or e.key in self.found
 
 @patch
 def move(self:DataState, **where)->DataState:
