@@ -27,10 +27,10 @@ def wilson(
 )->tuple[float,float]:
     "95% interval of a share; (0, 1) if there were no trials"
     if n == 0: return 0., 1.
-    p, z = k / n, _Z
-    centre = p + z * z / (2 * n)
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    shrink = 1 + z * z / n
+    p = k / n
+    centre = p + _Z * _Z / (2 * n)
+    half = _Z * math.sqrt(p * (1 - p) / n + _Z * _Z / (4 * n * n))
+    shrink = 1 + _Z * _Z / n
     return max(0., (centre - half) / shrink), min(1., (centre + half) / shrink)
 
 # %% ../../nbs/12_evaluation/01_statistics.ipynb #st0clu02

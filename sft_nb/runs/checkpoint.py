@@ -145,7 +145,7 @@ def checkpoint_folders(
 def whole_checkpoints(
     folder:Path,   # runs/NAME/checkpoints
 )->list[Path]:
-    "Complete checkpoint-N folders, oldest first; their files are not read"
+    "Complete checkpoint-N folders, by the names and sizes of their files, oldest first"
     return [p for p in checkpoint_folders(folder) if not find_corruption(p, deep=False)]
 
 # %% ../../nbs/10_runs/02_checkpoint.ipynb #1e9ae215

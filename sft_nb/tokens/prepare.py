@@ -401,16 +401,17 @@ def cache_kept_rows(
     cfg:Config,   # config with the files of `keep_rows`
 )->None:
     "Let the tokens of a run be found from the files that `keep_rows` wrote, where the cache can be written"
-    home = cache_folder(cfg.cache_dir)
+    home, encoded_by = cache_folder(cfg.cache_dir), (data.task, data.tokenizer)
     for name, side in (("train", data.train), ("eval", data.eval)):
         if side is None or not (side.source.in_memory or cfg.drop_rows): continue
-        rows = open_split(cfg, data.task, name)
-        key = cache_key(cfg, data.task, data.tokenizer, rows)
-        if key is None or (home/key).exists(): continue
         try:
+            rows = open_split(cfg, data.task, name)
+            as_prepared = side.source.in_memory or cache_key(data.cfg, *encoded_by, rows) == side.folder.name
+            key = cache_key(cfg, *encoded_by, rows) if as_prepared else None   # else rows have changed since
+            if key is None or (home/key).exists(): continue
             home.mkdir(parents=True, exist_ok=True)
             copy = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=home))
             shutil.copytree(side.folder, copy, dirs_exist_ok=True)
             seal_entry(copy)
             if not publish_entry(copy, home/key): shutil.rmtree(copy, ignore_errors=True)
-        except OSError: continue   # this only saves time
+        except (OSError, SftError): continue   # this only saves time

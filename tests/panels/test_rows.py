@@ -140,16 +140,26 @@ def test_rows_to_drop_are_those_that_the_run_left_out(in_memory, tmp_path, monke
     cfg = load_config("demo", task="chat", eval_samples=0, runs_dir=str(tmp_path), drop_rows=str(file),
                       train_file=None if in_memory else str(train))
     data = prepare(cfg, **given)
-    file.write_text(train.read_text())   # marked before the run is created
     run = create_run(data.cfg, data=data)
     with monkeypatch.context() as m:
         m.setattr("sft_nb.tokens.prepare._write_side", lambda *_: pytest.fail("its tokens are there already"))
         assert prepare(run.config).train.fingerprint == data.train.fingerprint
+    for change in (lambda: file.write_text(train.read_text()), file.unlink):   # between preparation and start
+        change()
+        run = create_run(data.cfg, data=data)
+        assert prepare(run.config).train.fingerprint == data.train.fingerprint
+    file.write_text(train.read_text())
     with pytest.raises(SftError, match="5 listed in drop_rows; .* Fix: drop_rows=None"): prepare(data.cfg, **given)
     with pytest.raises(SftError, match="there is no such file"): prepare(replace(cfg, drop_rows="no.jsonl"), **given)
     file.write_text('{"question": "6?", "answer": "6"}')
     data = prepare(cfg, **given)
     assert create_run(data.cfg, data=data).config.drop_rows is None   # nothing was left out
+    if in_memory: return
+    file.write_text(json.dumps(rows[2]))
+    data = prepare(cfg)
+    train.write_text(json.dumps(rows[0]))   # other rows now
+    run = create_run(data.cfg, data=data)
+    assert prepare(run.config).train.fingerprint != data.train.fingerprint == run.fingerprint("train")
 
 
 def test_lengths_of_several_magnitudes_are_in_bars_of_equal_ratio():
