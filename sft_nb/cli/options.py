@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Annotated, Any, get_args, get_origin, Literal
 
 from ..base.report import command, ConfigError, edit
-from ..config.setting import describe_annotation, is_union, parse_duration, plain_name, Setting
+from ..config.setting import describe_annotation, fits_type, is_union, parse_duration, plain_name, Setting
 from ..config.settings import ALIASES, Config, full_name, SETTINGS, settings_with
 from ..config.files import known_alternative, known_names, nearest_names
 from ..config.load import config_names, find_config, load_config
@@ -28,10 +28,12 @@ class Option:
     help:str
     first:bool=False  # True: positional
 
+# %% ../../nbs/15_cli/00_options.ipynb #d7a7f62e
 def flag(name:str)->str:
     "The option of a name: `max_length` -> `--max-length`"
     return "--" + name.replace("_", "-")
 
+# %% ../../nbs/15_cli/00_options.ipynb #bbd2eba2
 def aliases(setting:str)->list[str]:
     "Other names of a setting"
     return [name for name, full in ALIASES.items() if full == setting and name != "output_dir"]
@@ -164,6 +166,7 @@ def _takes_many(t)->bool: return get_origin(t) is tuple or any(get_origin(a) is 
 # %% ../../nbs/15_cli/00_options.ipynb #op0wrd05
 def _without_dashes(name:str)->str: return plain_name(name.removeprefix("--"))
 
+# %% ../../nbs/15_cli/00_options.ipynb #a531b89c
 def split_foreign_options(
     args:list[str],
 )->tuple[list[str],dict[str,Any]]:   # the command line without them, and their values
@@ -233,6 +236,7 @@ _LINE = "command line"
 
 def _help_of(name:str): return command(f"sft_nb {name} --help")
 
+# %% ../../nbs/15_cli/00_options.ipynb #a66788ce
 def _no_option(command:str, name:str, known)->ConfigError:
     "The error for an unknown option, with the nearest known one"
     bare = _without_dashes(name)
@@ -244,6 +248,7 @@ def _no_option(command:str, name:str, known)->ConfigError:
         return ConfigError(_LINE, f"{name[:100]} is not an option", hint, pointer or _help_of(command))
     return ConfigError(_LINE, f"{name} is not an option", f"the nearest is {flag(near[0])}", f"write {{{near[0]}}}")
 
+# %% ../../nbs/15_cli/00_options.ipynb #3a165165
 _VALUES = dict(resume="runs/NAME", train_file="rows.jsonl", eval_file="rows.jsonl", max_samples="500", max_steps="100",
                max_time="5h", run_name="NAME", fields="question=Problem answer=Solution", eval_fraction="0.05",
                prompt="'A question?'")
@@ -255,6 +260,9 @@ def _example_line(kind, texts:list[str]):
         return edit(**{kind.name: kind.default})
     return f"{{{kind.name}}} {_VALUES.get(kind.name, 'VALUE')}"
 
+# %% ../../nbs/15_cli/00_options.ipynb #op0chk03
+def _items_of(t)->list: return [a for one in (t, *get_args(t)) if get_origin(one) is tuple for a in get_args(one)]
+
 def _find_fault(kind, typed:str, texts:list[str])->ConfigError|None:
     "The fault in the values of an option, or None"
     if bool in (kind.type, *get_args(kind.type)) and not texts: return None
@@ -265,7 +273,12 @@ def _find_fault(kind, typed:str, texts:list[str])->ConfigError|None:
         return ConfigError(_LINE, found, expected, _example_line(kind, texts))
     wrong = next((text for text in texts if not _can_read(text, kind.type)), None)
     if wrong is not None: return kind.wrong_type(wrong, _LINE)
-    negative = kind.name not in SETTINGS and kind.type is int and int(texts[0]) < 0
+    if kind.name in SETTINGS: return None   # `load_config` looks at the value
+    number = next((t for t in (int, float) if t in (kind.type, *get_args(kind.type), *_items_of(kind.type))), None)
+    values = [number(text) for text in texts if number and _can_read(text, number)]
+    unusable = next((v for v in values if not fits_type(v, number)), None)
+    if unusable is not None: return kind.wrong_type(unusable, _LINE)
+    negative = kind.type is int and values[0] < 0
     if negative: return ConfigError(_LINE, f"{typed} is {texts[0]}", "0 or more", edit(**{kind.name: kind.default}))
 
 # %% ../../nbs/15_cli/00_options.ipynb #01ba2a03
@@ -278,7 +291,9 @@ def line_problems(
     "All unknown options and all missing or invalid values, in order"
     if "--help" in args: return []
     def setting(name, option):
-        return Setting(option.help, name=name, type=option.kind, default=option.default, is_duration=name in _DURATIONS)
+        needed = option.default is ...
+        return Setting(option.help, name=name, type=option.kind, default=None if needed else option.default,
+                       example=1 if needed and option.kind is int else None, is_duration=name in _DURATIONS)
 
     known = {name: setting(name, option) for name, option in own.items() if not option.first}   # under every name
     if base is not None:
@@ -364,6 +379,7 @@ def parse_own(
     for name in [name for name, value in values.items() if is_dataclass(value)]: values |= vars(values.pop(name))
     return SimpleNamespace(**values)   # without the groups
 
+# %% ../../nbs/15_cli/00_options.ipynb #8c2ba8b6
 def parse(
     command:str,
     args:list[str],
