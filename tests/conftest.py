@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("SFT_NB_SHARED", ROOT.parent/"shared"))
@@ -24,6 +25,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:   # a shell ignores it for
 if "SFT_NB_CACHE" not in os.environ:           # for rows prepared by tests and their processes
     os.environ["SFT_NB_CACHE"] = tempfile.mkdtemp(prefix="sft_nb-test-")
     atexit.register(shutil.rmtree, os.environ["SFT_NB_CACHE"], ignore_errors=True)
+
+
+settings.register_profile("same", derandomize=True, database=None, deadline=None)   # passes twice or fails twice
+settings.register_profile("random", deadline=None)   # HYPOTHESIS_PROFILE=random looks for new examples
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 # the slowest files; started late, the last one would run alone

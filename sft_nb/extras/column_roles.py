@@ -117,7 +117,7 @@ def is_answer_name(
 
 # %% ../../nbs/16_extras/25_column_roles.ipynb #cro00012
 _OPTIONAL = dict(   # field -> names of the columns that may fill it
-    system=re.compile("sys(tem)?(prompt|message|instructions?|nachricht|anweisung)?|metainstruction"
+    system=re.compile("sys(tem)?(prompt|message|instructions?|nachricht|anweisung)?|metainstruction|instructions"
                       "|(mensaje|prompt|instruccion)(del?)?sistema|系统(提示词?|消息|指令)?"),
     input=re.compile("(user|task)?(inputs?|eingabe|entrada|entree|输入)|المدخل|(old|original)(contents?|code|text)"),
     context=re.compile("(retrieved|sql)?(contexts?|passages?|background|support|story|article|kontext|contexto|contesto"

@@ -343,7 +343,9 @@ def fix_for_unread(
     longer = [c for c in answers if is_answer_name(c, labels=False) and c not in choices]
     if answers and format == "text":   # and how to fix it
         column = columns.get("text", "text")
-        return f"; the whole {column} is learned, without question and answer", propose_pairs(column, answers) | fix
+        asked = [c for c in answers if has_role(c, "question") and not is_answer_name(c)]
+        pairs = propose_pairs(asked[0], longer) if asked and longer else propose_pairs(column, answers)
+        return f"; the whole {column} is learned, without question and answer", pairs | fix
     if choices and format in ("question_answer", "prompt_completion"):
         what = f"; the question does not show {join_names(choices)}, of which the answer may be one"
         return what, as_fix(f"a task of your own: {join_names(choices)} into the question") | ignore

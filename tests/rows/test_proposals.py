@@ -229,6 +229,27 @@ def test_a_second_column_beside_a_text_is_a_warning_with_its_name(names):
     assert only_few.fix.settings == dict(fields=(f"question={text}", f"answer={few}"))
 
 
+def test_a_text_beside_a_question_and_its_answer_is_no_question():
+    "simplescaling/s1K: the text is the whole conversation, and holds the answer"
+    rows = [dict(question=f"What is {k} + 1? Explain it.", solution=f"We add one and get {k + 1}.",
+                 text=f"<|im_start|>user\nWhat is {k} + 1?<|im_end|>\n<|im_start|>assistant\n{k + 1}<|im_end|>")
+            for k in range(8)]
+    found = unread_finding(rows)
+    fixes = [fix.settings for fix in (found.fix, *found.fix.otherwise)]
+    assert [f["fields"] for f in fixes if "fields" in f] == [("question=question", "answer=solution")]
+
+
+@pytest.mark.parametrize("rest", [
+    dict(messages=[dict(role="user", content="What is 1?"), dict(role="assistant", content="A number.")]),
+    dict(input=[dict(role="user", content="What is 1?")], output="A number.")])
+def test_instructions_beside_messages_are_a_system_prompt(rest):
+    "As in OpenAI's Responses API"
+    rows = [dict(instructions="Be brief and kind.", **rest)] * 8
+    fix = unread_finding(rows).fix
+    assert fix.settings == dict(fields=("system=instructions",))
+    assert set(prepare(settings(**fix.settings), train=rows).train.seen.systems) == {"Be brief and kind."}
+
+
 def test_columns_beside_a_text_that_are_no_answers():
     rows = [dict(text=f"Oslo {k} is a city in Norway.", source="wiki", lang="en", url=f"https://a.b/{k}", score=.5,
                  title_id=f"x{k}") for k in range(8)]
