@@ -168,16 +168,48 @@ def test_a_cell_is_shown_as_its_directives_say():
     with pytest.raises(SystemExit, match=r"unknown directives \['folded'\].*Fix: code_cell"): shown("#| folded\nx = 1")
 
 
-def test_pages_fit_a_phone(site):
+# What is wider than the window, unless it scrolls in a box of its own; a page scrolls as a whole at 390 px
+TOO_WIDE = """(boxes) => [document.documentElement.scrollWidth,
+                        ...[...document.querySelectorAll("article *")].filter((e) => {
+  const { width, right } = e.getBoundingClientRect();
+  return width && right > innerWidth + 1 && !e.parentElement.closest(boxes);
+}).map((e) => `${e.tagName} ${e.className} ${e.textContent.trim().slice(0, 40)}`)]"""
+BOXES = "pre, .table-wrapper, .cell-output, p:has(> math)"
+
+
+@pytest.fixture(scope="module")
+def browser():
     sync_api = pytest.importorskip("playwright.sync_api")
     from screenshots import CHROMIUM, FLAGS
     if CHROMIUM is None: pytest.skip("no Chromium")
-    pages, widths = ("index", "recipes/quickstart", "reference/settings", "04_tokens/encode", "14_panels/batches"), {}
     with sync_api.sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        tab = browser.new_page(viewport=dict(width=390, height=800))
-        for name in pages:
-            tab.goto((site/f"{name}.html").as_uri())
-            widths[name] = tab.evaluate("document.documentElement.scrollWidth")
-        browser.close()
-    assert widths == dict.fromkeys(pages, 390)
+        opened = p.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+def wide(browser, file:Path, width:int, boxes:str=BOXES)->list:
+    "The width of a page, and what is wider"
+    tab = browser.new_page(viewport=dict(width=width, height=800))
+    tab.goto(file.as_uri())
+    found = tab.evaluate(TOO_WIDE, boxes)
+    tab.close()
+    return found
+
+
+PAGES = ("index", "recipes/quickstart", "reference/settings", "04_tokens/encode", "05_batches/layout",
+         "14_panels/batches", "failures/never_stops")
+
+@pytest.mark.parametrize("width", (390, 1280))
+def test_pages_fit_the_window(site, browser, width):
+    found = {name: wide(browser, site/f"{name}.html", width) for name in PAGES}
+    assert found == dict.fromkeys(PAGES, [width])
+    assert wide(browser, site/"reference/settings.html", width, "pre") == [width]   # not even in a box that scrolls
+
+
+def test_what_is_too_wide_is_seen(tmp_path, browser):
+    page = "<body style='margin: 0'><article style='overflow-x: auto'>{}<p style='width: 500px'>long</p></article>"
+    (tmp_path/"a.html").write_text(page.format(""))
+    assert wide(browser, tmp_path/"a.html", 390) == [390, "P  long"]
+    (tmp_path/"a.html").write_text(page.format("<pre style='overflow-x: auto'>").replace("</p>", "</p></pre>"))
+    assert wide(browser, tmp_path/"a.html", 390) == [390]

@@ -2,9 +2,8 @@
 import uPlot from "uplot";
 import { make } from "./controls.js";
 
-// Told apart without red against green (Okabe and Ito)
-const COLOURS = { light: ["#0060a8", "#c04a00", "#00795a", "#a3447d", "#8a6300", "#2f6f9f"],
-  dark: ["#56b4e9", "#ff9a4d", "#2dc79a", "#e59ac6", "#e6b422", "#a9d6f5"] };
+// Told apart without red against green, on white and on a dark page; those of saved pictures (nbs/10_runs/03_metrics.ipynb)
+const COLOURS = ["#1c7ed6", "#d9580d", "#0b8f6c", "#bf5a96", "#9c7400", "#6a7fd0"];
 const NAMED = { supervised: "#2da44e", "all tokens": "#8c959f" };   // as in the text, in both themes
 
 const WHOLE = [...Array(9).keys()].flatMap((n) => [1, 2, 5].map((k) => k * 10 ** n));   // steps, batches, tokens
@@ -57,7 +56,7 @@ export function chart(session, first) {
     onblur: () => { tells.removeAttribute("aria-live"); u?.setCursor({ left: -10, top: -10 }); } }, title, plot, tells);
   let u = null, block = first, columns = null, shape = "";
   const theme = () => session.root.dataset.theme ?? "light";
-  const colour = (k) => NAMED[block.series[k]?.name] ?? COLOURS[theme()][(block.series[k]?.colour ?? k) % 6];
+  const colour = (k) => NAMED[block.series[k]?.name] ?? COLOURS[(block.series[k]?.colour ?? k) % 6];
   const ink = () => getComputedStyle(node).color;
   const show = (v) => block.percent ? percent(v) : format(v);
 

@@ -219,7 +219,7 @@ class Extent:
     def __str__(self):
         passes, each = (f"{n:,.1f}".removesuffix(".0") for n in (self.passes, self.rows_in_a_step))
         over = f"{passes} {'pass' if passes == '1' else 'passes'} over {pluralise(self.rows, 'example')}"
-        return f"{pluralise(self.steps, 'step')}, {over}, {each} in a step"
+        return f"{pluralise(self.steps, 'step')}, {over}, {'on average ' * ('.' in each)}{each} in a step"
 
 def training_extent(
     batches:BatchSampler,    # of one process

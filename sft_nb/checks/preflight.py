@@ -281,7 +281,7 @@ class LossEvidence(LayoutEvidence):
 
 # %% ../../nbs/09_checks/06_preflight.ipynb #time0001
 LEAST_SECONDS, MOST_SHARE = 60., .1   # time for a preflight: seconds, or a share of the training, whichever is more
-IN_PART = "in_part_for_want_of_time"   # figure of a report
+IN_PART = "shortened_to_save_time"   # figure of a report
 _SHARES = dict(evaluated=.02, first_step=.4, learned=.3)   # of that time, for its longest parts
 
 _IN_WORDS = dict(evaluated="evaluation", first_step="largest batch", learned="training on a few rows")

@@ -249,6 +249,7 @@ def _print_result(run, n_examples:int)->int:
     if status.stopped_by == "max_time" and run.checkpoints():
         _print_text(f"to score what it has learned so far: sft_nb evaluate {shell_quote(run.path)}")
     _print_text(f"\nrun directory: {run.path}")
+    if status.state == "finished": _print_text("next, with it: sft_nb chat, merge or prove; if it disappoints: explain")
     return status.exit_code
 
 # %% ../../nbs/15_cli/01_commands.ipynb #91464fd1
@@ -267,7 +268,7 @@ def _score_or_explain(run, n_examples:int)->None:
     from sft_nb.tokens.conversations import open_split
     from sft_nb.tasks.core import task_of
     if open_split(run.config, task_of(run.config), "eval") is None:
-        fix = edit(eval_file="rows.jsonl") | edit(eval_fraction=.05)
+        fix = edit(eval_fraction=.1) | edit(eval_file="rows.jsonl")
         return _print_report(f"no rows are held out, so nothing is scored. Next time: {fix}")
     from sft_nb.evaluation.evaluate import evaluate
     _print_scores(evaluate(run), n_examples)

@@ -496,7 +496,7 @@ def make_evaluator(
     loss_by_default = bench.cfg.metric_for_best_model == "loss" and by is None
     if questions.thought_tokens:   # not set by the user
         log(f"sft_nb: answers may have {questions.cfg.max_new_tokens} tokens (the longest target has "
-            f"{questions.longest_target}), and {questions.thought_tokens:,} more after a thought; "
+            f"{questions.longest_target}), and {questions.thought_tokens:,} more for a thought before; "
             f"{edit(max_new_tokens=256)} sets another limit")
     if server and questions.prompts and questions.by == "loss" and loss_by_default:
         questions = replace(questions, figure="f1")   # servers return no loss

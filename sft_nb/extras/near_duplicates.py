@@ -254,7 +254,9 @@ def find_near(
     if leaks := held_out_leaks(data):
         k, j = leaks[0]
         text = (f"{pluralise(len(leaks), 'held-out question', 'held-out questions')} of {len(data.eval):,} nearly "
-                f"{'stands' if len(leaks) == 1 else 'stand'} in the training rows, as held-out "
-                f"{_in_words(data.eval, k)} in {_in_words(train, j)}")
-        out.append(warn(text, "take them out of {train_file} or {eval_file}", check="held_out_nearly"))
+                f"{'stands' if len(leaks) == 1 else 'stand'} in the training rows, as that of "
+                f"{data.eval.row(k)[0]} in {data.train.row(j)[0]}")
+        one_file = data.cfg.eval_fraction or data.cfg.eval_rows
+        out.append(warn(text, "take them out of {train_file}" + ("" if one_file else " or {eval_file}"),
+                        check="held_out_nearly"))
     return out

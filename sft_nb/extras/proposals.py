@@ -125,11 +125,21 @@ class SampledColumns:
     def questions(self)->list[str]:
         "Columns that may be a question, which hardly ever recurs; the heading of a text comes after the text"
         recur = {c for c, v in self.values.items() if len(v) > 4 and len({*map(str, v)}) < .2 * len(v)}
-        def is_heading(c): return not {"title", "headline", "subject"}.isdisjoint(column_words(c))
+        def is_heading(c): return not _HEADINGS.isdisjoint(column_words(c))
         found = self.named("question", "text", "number", "transcript", "label", "joined")
         joined = {c for c in found if str(c).replace("[0].", ".") in {*found} - {c}}   # mods.diff holds mods[0].diff
         others = {*recur, *joined, *self.messages_of_commits()}
-        return sorted((c for c in found if c not in others), key=is_heading)
+        found = sorted((c for c in found if c not in others), key=is_heading)
+        if not found or not is_heading(found[0]): return found
+        return [c for c in self.unnamed_texts() if c not in recur and self.length(c) > self.length(found[0])] + found
+
+    def unnamed_texts(self)->list[str]:
+        "Columns of texts whose names fit no role"
+        roles = "answer", "class", "question", "neither"
+        return [c for c, kind in self.kinds.items()
+                if kind == "text" and c == self.outer[c] and not any(has_role(c, role) for role in roles)]
+
+    def length(self, column)->int: return sum(len(str(v)) for v in self.values[column])
 
     def messages_of_commits(self)->list[str]:
         "Columns of messages beside a diff"
@@ -169,6 +179,8 @@ class SampledColumns:
 
 _SQL = re.compile(r"\s*(select|with|insert|update|delete)\b", re.IGNORECASE)
 _VERDICTS = {"winner", "preference", "preferred", "better", "verdict"}
+_HEADINGS = {fold_case(word) for word in
+             "title headline subject titel betreff titre asunto assunto oggetto 标题 件名 제목".split()}
 
 def _guess_fields(columns:SampledColumns, fields:tuple[str,...], answer:str|None)->dict:
     "Field -> column; empty unless each field has one. Other names are accepted where no other column is left"

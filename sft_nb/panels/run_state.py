@@ -331,6 +331,17 @@ def curves(self:RunState)->dict[str,dict[str,list[tuple]]]:
             for title, series in found.items() if series}
 
 @patch
+def looks(self:RunState)->dict[str,dict]:
+    "Name of a series -> its colour, that of its run if there are several, and whether it is dashed: what is held out"
+    found = {}
+    for name in {name for series in self.curves().values() for name in series}:
+        held_out = name.endswith("held out")
+        run = [run.name for run in self.runs if name in (run.name, f"{run.name} training", f"{run.name} held out")]
+        colour = [r.name for r in self.runs].index(run[0]) if run else int(held_out)
+        found[name] = dict(colour=colour, dashed=held_out)
+    return found
+
+@patch
 def charts(self:RunState,
     *, log:bool=False,      # True: logarithmic scale for loss and gradient norm
     smooth:float=0.,        # weight of the past in a moving average; 0: as logged
@@ -339,8 +350,7 @@ def charts(self:RunState,
     "The curves, with the findings of the guards as marks"
     marks = [dict(x=f.step, text=f"{f.check}: {f.says}", status=f.status) for f in self.noticed if f.step is not None]
     if self.at is not None: marks.append(dict(x=self.at, text="its batch is below", status="here"))
-    looks = {f"{run.name}{name}": dict(colour=k, dashed=name == " held out") for k, run in enumerate(self.runs)
-             for name in ("", " training", " held out")} if len(self.runs) > 1 else None
+    looks = self.looks()
     return [chart(title, series, looks, click=click, sync=self.run.name, marks=marks,
                   smooth=0 if title == "learning rate" else smooth, log=log and title in ("loss", "gradient norm"))
             for title, series in self.curves().items()]
@@ -378,7 +388,7 @@ def html(self:RunState)->str:
     rises = ", ".join(f"step {step:,} (+{rise:.3g})" for step, rise in self.spikes())
     spikes = f"<div>largest rises of the loss: {rises}</div>" if rises else ""
     step = f"{self.batch_html()}{self.replay_html()}"
-    return f"{self.head_html()}<div>{curves_html(self.curves())}</div>{spikes}{step}{self.notes_html()}"
+    return f"{self.head_html()}<div>{curves_html(self.curves(), self.looks())}</div>{spikes}{step}{self.notes_html()}"
 
 # %% ../../nbs/14_panels/03_run_state.ipynb #09b4ed0b
 @patch

@@ -108,6 +108,9 @@ class RunState:
     def curves(self) -> dict[str, dict[str, list[tuple[Any, ...]]]]:
         """Title of a chart -> name of a series -> its points; four charts at most, the last of speed, or else of memory"""
 
+    def looks(self) -> dict[str, dict[Any, Any]]:
+        """Name of a series -> its colour, that of its run if there are several, and whether it is dashed: what is held out"""
+
     def charts(self, *, log: bool=False, smooth: float=0.0, click: Any=None) -> list[dict[Any, Any]]:
         """The curves, with the findings of the guards as marks
         

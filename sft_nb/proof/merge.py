@@ -204,12 +204,13 @@ def parity(
     g = measure_gap(a, b, base, noise=noise)
     figures = dict(prompts=g.prompts, largest_difference=g.worst, mean_difference=g.mean, largest_logit=g.scale,
                    equal_answers=g.same)
-    text = f"logits of {names[0]} and {names[1]} differ by at most {g.worst:.2g} of {g.scale:.3g}, "
+    text = f"{g.prompts - g.same} of {g.prompts} greedy answers differ; " if g.same < g.prompts else ""
+    text += f"logits of {names[0]} and {names[1]} differ by at most {g.worst:.2g} of {g.scale:.3g}, "
     text += f"{g.mean:.2g} on average"
     if noise:
         figures["noise_of_the_format"] = noise
         text += f" ({dtype} changes the base's by {noise:.2g})"
-    text += f"; {g.same} of {g.prompts} greedy answers are equal"
+    if g.same == g.prompts: text += f"; {g.same} of {g.prompts} greedy answers are equal"
     if g.effect is not None:
         figures |= dict(effect_of_the_adapter=g.effect, kept_of_it=g.kept)
         what = "the adapter" if names[0] == "adapter" else "the training"

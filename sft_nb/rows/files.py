@@ -327,8 +327,8 @@ def unreadable_error(path:Path, e:Exception)->SftError:
         encodings, fix = extension("encodings"), f"save {path.name} as UTF-8 where it was written"
         if encodings:
             with _open_bytes(path) as f: encoding = encodings.plausible_encoding(f.read(_MOST_CHARACTERS))
-            if encoding: fix = _utf8_command(path, encoding)
-        return SftError(where, found, "text in UTF-8", fix)
+            if encoding: found, fix = f"{found}, but probably {encoding}", _utf8_command(path, encoding)
+        return SftError(where, found, "", fix)
     if isinstance(e, csv.Error):
         fix = command(f"head {shell_quote(path)}")
         return SftError(where, f"it is not a table ({e})", "CSV with a header line", fix)

@@ -128,12 +128,15 @@ def downsample(
     return [points[i] for i in _visible_indices(np.array([value for _, value in points], float), _MOST_POINTS)]
 
 # %% ../../nbs/10_runs/03_metrics.ipynb #8e1ea331
-_COLOURS = ("#0969da", "#cf222e", "#8250df", "#bf8700", "#1a7f37", "#57606a")
+# the panels' (js/src/chart.js): on white and on a dark page a contrast of 3.8 or more
+_COLOURS = ("#1c7ed6", "#d9580d", "#0b8f6c", "#bf5a96", "#9c7400", "#6a7fd0")
+_MARKERS = "os^Dv*"   # not by colour alone
 _DASHES = ("-", "--", ":", "-.")
 _FEW_POINTS = 60   # with so few, each is marked
 
 def draw_curves(
     charts:dict[str,dict[str,list[tuple]]],   # title -> name of a series -> (step, value), in order
+    looks:dict[str,dict]|None=None,           # series -> `colour`, a number, and `dashed`; None: by position
     *, width:float=4.8, height:float=1.9,     # of a chart, in inches
 ):                                            # a matplotlib `Figure`
     "Series over the optimiser steps, two charts beside each other"
@@ -146,8 +149,12 @@ def draw_curves(
         for n, (name, points) in enumerate(series.items()):
             steps, values = zip(*downsample(points))
             values = [v if math.isfinite(v) else math.nan for v in values]   # a gap
-            ax.plot(steps, values, color=_COLOURS[n % 6], ls=_DASHES[n % 4], lw=1.6, label=name,
-                    marker="." if len(points) <= _FEW_POINTS else None)
+            colour, dash = n, _DASHES[n % 4]
+            if looks: colour, dash = looks[name]["colour"], "--" if looks[name]["dashed"] else "-"
+            few = len(points) <= _FEW_POINTS
+            marker = _MARKERS[colour % 6] if few or len(series) > 1 else None
+            ax.plot(steps, values, color=_COLOURS[colour % 6], ls=dash, lw=1.6, label=name, marker=marker, ms=3,
+                    markevery=1 if few else len(steps) // 20)
         plain_axes(ax, title)
         if len(series) > 1: ax.legend(frameon=False, fontsize=9, labelcolor=AXIS_COLOUR)
     return with_png(fig)
@@ -160,6 +167,7 @@ def describe_series(name:str, points:list[tuple])->str:
 
 def curves_html(
     charts:dict[str,dict[str,list[tuple]]],   # as for `draw_curves`; an empty series is left out
+    looks:dict[str,dict]|None=None,           # as for `draw_curves`
 )->Html:                                      # empty if there is nothing to draw
     "Curves as an image, with their figures in words"
     charts = {title: {name: points for name, points in series.items() if points} for title, series in charts.items()}
@@ -167,7 +175,7 @@ def curves_html(
     if not charts: return Html("")
     words = [describe_series(name if name == title else f"{title}, {name}:", points)
              for title, series in charts.items() for name, points in series.items()]
-    return figure_html(draw_curves(charts), "; ".join(words))
+    return figure_html(draw_curves(charts, looks), "; ".join(words))
 
 def curve(
     lines:list[dict],  # from `read_lines`

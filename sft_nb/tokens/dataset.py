@@ -418,8 +418,8 @@ def _find_overlap(cfg:Config, train:Split, held_out:Split|None)->Finding:
         return skipped("no rows are held out", edit(eval_samples=200), check="held_out")
     if held_out is None:
         files = [file for folder in cfg.train_file or () for file in unused_test_files(folder, cfg.domain)]
-        fix = edit(eval_file=[*files, "rows.jsonl"][0]) | edit(eval_fraction=0.05)
-        return skipped("no rows are held out", fix, check="held_out")
+        fix = edit(eval_fraction=min(.2, max(.05, round(100 / len(train.lengths), 2))))   # 100 rows, at most a fifth
+        return skipped("no rows are held out", edit(eval_file=files[0]) | fix if files else fix, check="held_out")
     has_prompts = (held_out.lengths > held_out.stats["supervised"] + 1).any()   # plain text has none
     by = "prompt" if has_prompts else "whole"
     same = np.isin(held_out.stats[by], train.stats[by])

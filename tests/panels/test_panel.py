@@ -14,6 +14,7 @@ from sft_nb.config.load import load_config
 from sft_nb.panels.panel import (
     Button, chart, Choice, columns, common_place, Control, controls_row, error_html, html_block, Number, Panel, Table)
 from sft_nb.base.report import SftError
+from sft_nb.runs.metrics import draw_curves
 from sft_nb.tokens.display import ALL_TOKENS, spans_html, SUPERVISED
 from sft_nb.tokens.prepare import prepare
 
@@ -36,6 +37,12 @@ def test_supervised_tokens_have_one_colour_in_text_charts_and_pictures():
     assert ",".join(str(round(255 * c)) for c in drawn[:3]) in spans_html([("a", "supervised")])
     patches = prepare(load_config("demo", max_samples=4, eval_samples=0)).plot().axes[0].patches
     assert drawn[:3] in {patch.get_facecolor()[:3] for patch in patches}
+
+
+def test_series_have_one_palette_in_charts_and_pictures():
+    built = (ASSETS/"panel.js").read_text(encoding="utf-8")
+    lines = draw_curves({"loss": {name: [(1, 1.), (2, 2.)] for name in "abcdef"}}).axes[0].lines
+    assert "[" + ",".join(f'"{line.get_color()}"' for line in lines) + "]" in built
 
 
 def test_it_is_small_has_its_licence_and_asks_no_network():

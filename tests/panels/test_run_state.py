@@ -105,8 +105,12 @@ def test_several_runs_have_a_legend(run, tmp_path):
     assert [r.path for r in RunState([run, other]).runs] == [r.path for r in state.runs]   # a list says the same
     assert [*state.series("loss", "eval_loss")] == ["a loss", "a eval_loss", "b loss", "b eval_loss"]
     assert all(f", {name}: " in state.html() for name in ("a training", "b held out"))
-    lines = draw_curves(state.curves()).axes[0].lines
-    assert [line.get_linestyle() for line in lines] == ["-", "--", ":", "-."]   # not by colour alone
+    lines = draw_curves(state.curves(), state.looks()).axes[0].lines
+    assert [line.get_linestyle() for line in lines] == ["-", "--", "-", "--"]
+    assert lines[0].get_color() == lines[1].get_color() != lines[2].get_color()
+    assert lines[0].get_marker() == lines[1].get_marker() != lines[2].get_marker()   # not by colour alone
+    drawn = {s["name"]: s for s in state.charts()[0]["series"]}
+    assert [drawn[line.get_label()]["dashed"] for line in lines] == [False, True, False, True]
 
 
 def test_runs_that_are_picked_are_drawn_together(run, tmp_path):
@@ -123,7 +127,8 @@ def test_runs_that_are_picked_are_drawn_together(run, tmp_path):
     assert looks == {f"{name} {kind}": (k, kind == "held out") for k, name in enumerate("abc")
                      for kind in ("training", "held out")}
     panel.others.receive("set", [])
-    assert [s["name"] for s in drawn()] == ["training", "held out"] and "colour" not in drawn()[0]
+    assert [s["name"] for s in drawn()] == ["training", "held out"]
+    assert [(s["colour"], s["dashed"]) for s in drawn()] == [(0, False), (1, True)]
 
 
 def test_four_charts_of_what_is_measured(run):

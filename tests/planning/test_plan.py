@@ -90,7 +90,7 @@ def test_a_plan_names_steps_passes_and_time():
     cfg = load_config("demo", max_samples=200, eval_samples=20, num_train_epochs=2)
     made = plan(cfg, prepare(cfg), device="t4-16gb")
     assert (made.extent.steps, made.extent.passes, made.extent.rows) == (26, 2, 200)   # 13 batches of 16 rows, twice
-    assert re.search("training +26 steps, 2 passes over 200 examples, 15.4 in a step; about", str(made))
+    assert re.search("training +26 steps, 2 passes over 200 examples, on average 15.4 in a step; about", str(made))
     assert plan(cfg, lengths=[100], device="t4-16gb").extent is None
 
 

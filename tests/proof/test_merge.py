@@ -251,6 +251,12 @@ def test_an_answer_that_became_unlikely_is_a_failure():
     assert merging._loss_finding(probe_of(9.), probe_of(8.9), probe_of(0.))[0].status == "ok"
 
 
+def test_answers_that_differ_come_first():
+    a, b = (merging.Probe(["3", text], [[0, 1, 2]] * 2, [1] * 2, [torch.ones(3, 50)] * 2) for text in ("4", "5"))
+    assert parity(a, b).findings[0].says.startswith("1 of 2 greedy answers differ; logits of adapter and merged differ")
+    assert "; 2 of 2 greedy answers are equal" in parity(a, a).findings[0].says
+
+
 def test_a_run_in_16_bits_is_merged_in_32(tmp_path):
     "The adapter's own sums are of 16 bits, so no more than that can be asked of the comparison"
     from safetensors.torch import load_file

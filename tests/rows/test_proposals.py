@@ -308,7 +308,8 @@ def test_texts_without_an_answer(names):
 @pytest.mark.parametrize("question, answer, others", [
     ("pergunta", "resposta", "assunto"), ("Domanda", "Risposta", "Fonte"), ("вопрос", "ответ", "источник"),
     ("質問", "回答", "件名"), ("질문", "답변", "제목"), ("السؤال", "الجواب", "المصدر"), ("内容", "回复", "标题"),
-    ("Nachricht", "Antwort", "Betreff"), ("Mensaje", "Respuesta", "Asunto"), ("body", "reply", "subject"),
+    ("Nachricht", "Antwort", "Betreff"), ("Kundenmail", "Antwort", "Betreff"), ("mail", "reply", "subject"),
+    ("Mensaje", "Respuesta", "Asunto"), ("body", "reply", "subject"),
     ("source", "target", "id"), ("english", "arabic", "id"), ("task", "reference_solution", "rubric")])
 def test_other_languages_and_titles_beside_texts(question, answer, others):
     rows = [{others: f"{k}: short", question: f"What is {k} + 1?", answer: f"It is {k + 1}, of course."}

@@ -75,6 +75,13 @@ def test_a_prompt_without_its_question(tokenizer):
     assert "60 of 60 examples have one prompt" in findings(same, tokenizer)["train_same_prompt"]
 
 
+@pytest.mark.parametrize("n, share", [(60, .2), (1000, .1), (4000, .05)])
+def test_the_share_to_hold_out_is_a_hundred_rows_and_at_most_a_fifth(n, share, tokenizer):
+    data = prepare(load_config(task="chat"), tokenizer, train=[dict(question=f"{k}?", answer=str(k)) for k in range(n)])
+    found, = [f for f in data.report.findings if f.check == "held_out"]
+    assert found.fix.settings == dict(eval_fraction=share)
+
+
 def test_leaks_are_found_through_case_blanks_and_punctuation(tokenizer):
     train = [dict(question=f"What is {k}.5 plus 2 , and why?", answer=clean(k)) for k in range(20)]
     same = [dict(question=f"what  is {k}.5 plus 2, and WHY", answer=clean(k)) for k in range(3)]

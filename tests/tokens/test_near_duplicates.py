@@ -1,5 +1,6 @@
 """Rows that nearly repeat others: which are left out, which are not, and questions that should be new."""
 import json
+import re
 
 import numpy as np
 import pytest
@@ -88,7 +89,17 @@ def test_findings_name_a_row_and_what_to_do():
     both = prepare(load_config(task="chat"), train=[dict(question=q, answer=a) for q, a in FEW], eval=held_out)
     leak, = find_near(both)
     assert leak.status == "warn" and "1 held-out question of 2 nearly stands in the training rows, as " in str(leak)
-    assert "held-out row 1 in row 9  Fix: take them out of" in str(leak)
+    assert "as that of eval rows row 1 in train rows row 9  Fix: take them out of train_file or eval_file" in str(leak)
+
+
+def test_rows_held_out_from_a_file_are_named_by_their_lines(tmp_path):
+    file = tmp_path/"rows.jsonl"
+    lines = [(q, a) for q, a in FEW for q in (q, changed(q))]
+    file.write_text("".join(json.dumps(dict(question=q, answer=a)) + "\n" for q, a in lines))
+    found, = [f for f in find_near(prepare(load_config(task="chat", train_file=str(file), eval_fraction=.2)))
+              if f.check == "held_out_nearly"]
+    assert re.search(r"as that of rows.jsonl line \d+ in rows.jsonl line \d+$", found.says), found
+    assert str(found.fix) == "take them out of train_file"
 
 
 def test_a_benchmark_in_any_format(tmp_path, capsys):
