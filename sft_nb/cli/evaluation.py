@@ -232,8 +232,10 @@ def chat_command(args:list[str])->int:
                           "your messages are read from the input", instead)
     options = _with_target("chat", parse_own("chat", args, _REPLY_OPTIONS, summary=chat_command.__doc__))
     ask, chat = _make_asker(options), []
-    if sys.stdin.isatty(): _print_text(f"{options.run}: an empty line ends it")
-    for line in sys.stdin:
+    lines = sys.stdin or ()   # None: closed by the shell
+    if hasattr(lines, "reconfigure"): lines.reconfigure(errors="replace")   # as a byte that is not UTF-8
+    if sys.stdin and sys.stdin.isatty(): _print_text(f"{options.run}: an empty line ends it")
+    for line in lines:
         if not line.strip(): break
         chat.append(dict(role="user", content=line.strip()))
         answer, = ask([chat])

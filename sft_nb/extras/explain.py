@@ -667,7 +667,7 @@ class Explanation(Viewable):
         by = f"in its files, and by {pluralise(done, 'experiment')}"
         if n > done: by += f" of {n}"
         text = f"nothing was found {by}" if cause is None else f"nothing is certain or likely {by}"
-        if self.is_good: return f"{text}: its scores are good"
+        if self.is_good: return f"{text}: its scores are good, or clearly better than the base's"
         if n > done or cause is not None: return text
         return f"{text}: the task may be hard for this base, or need more rows"
 

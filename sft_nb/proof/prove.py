@@ -201,6 +201,7 @@ def prove(
             expected = f"one of {', '.join(known)}"
             raise ConfigError("quantised", f"it is {quantised!r}", expected, edit(quantised="int8"))
     if prompts < 1: raise ConfigError(f"prove {run.name}", f"prompts is {prompts}", "", edit(prompts=8))
+    if not 0 < timeout <= 10**6: raise ConfigError("timeout", f"it is {timeout}", "seconds, above 0", edit(timeout=120))
 
     own = run.path/("merged" if checkpoint == "adapter" else f"merged-{checkpoint}")
     merged = None
