@@ -110,11 +110,11 @@ def evaluate_command(args:list[str])->int:
         raise ConfigError("--nearest", f"{options.run} is not a run", "a run, whose training rows are known",
                           edit(nearest=0))
     from sft_nb.evaluation.evaluate import evaluate
-    e, near = evaluate(options.run, checkpoint=options.checkpoint, **_evaluation_options(options)), None
-    if options.nearest: near = target.run.nearest_rows(target.checkpoint, n=options.nearest)
-    if options.json: _print_json(e.to_dict() | ({} if near is None else dict(nearest_rows=near.to_dict())))
-    else: _print_scores(e, options.examples)
-    if near is not None and not options.json: _print_report(f"\n{near}")
+    e = evaluate(options.run, checkpoint=options.checkpoint, **_evaluation_options(options))
+    if not options.json: _print_scores(e, options.examples)
+    near = target.run.nearest_rows(target.checkpoint, n=options.nearest) if options.nearest else None
+    if options.json: _print_json(e.to_dict() | (dict(nearest_rows=near.to_dict()) if near else {}))
+    elif near: _print_report(f"\n{near}")
     return 0
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0swe01

@@ -24,22 +24,25 @@ from ..tokens.tokenizer import model_path, why_missing
 from ..batches.layout import text_config
 
 # %% ../../nbs/06_model/01_hardware.ipynb #cee870fa
+def _ask_nvidia_smi(*options:str)->str:   # empty: it is not there, or fails
+    try: return subprocess.run(["nvidia-smi", *options], capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError): return ""
+
 def torch_for_driver(
     capability:tuple[int,int]|None=None,   # of the card; None: unknown
 )->str:
     "The command that installs a torch for this machine's driver and card; a CUDA 12 build runs on any CUDA 12 driver"
     install = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
     if capability and capability < (7, 5): return f"{install}cu126 (the last with kernels for this card)"
-    try: shown = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=10, check=True).stdout
-    except (OSError, subprocess.SubprocessError): shown = ""
-    found = re.search(r"CUDA Version: (\d+)\.(\d+)", shown)
+    found = re.search(r"CUDA Version: (\d+)\.(\d+)", _ask_nvidia_smi())
     if found is None: return f"{install}cu128, for the CUDA that nvidia-smi names"
     driver = int(found[1]), int(found[2])
     least = dict(cu130=(13, 0), cu128=(12, 8), cu126=(12, 0))
     if capability and capability >= (10, 0): del least["cu126"]   # Blackwell
     wheel = next((name for name, version in least.items() if driver >= version), None)
-    if wheel is None: return f"a newer driver: this one is for CUDA {found[1]}.{found[2]}, and torch needs 12 or 13"
-    return f"{install}{wheel} (the driver is for CUDA {found[1]}.{found[2]})"
+    if wheel is not None: return f"{install}{wheel} (the driver is for CUDA {found[1]}.{found[2]})"
+    needed = ".".join(map(str, min(least.values())))
+    return f"a newer driver: this one is for CUDA {found[1]}.{found[2]}, and torch needs {needed} or newer here"
 
 def has_kernels(
     capability:tuple[int,int],
@@ -313,9 +316,7 @@ def _listed_device(name:str, gib:float)->Device|None:
 # %% ../../nbs/06_model/01_hardware.ipynb #e6f9d796
 def _programs_on_card()->list[str]:
     "Programs that hold memory of a GPU, as the driver lists them; none where it does not, as in most containers"
-    query = ["nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader"]
-    try: listed = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
-    except (OSError, subprocess.SubprocessError): return []
+    listed = _ask_nvidia_smi("--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader")
     rows = [[part.strip() for part in line.split(",")] for line in listed.splitlines()]
     return [f"{name} (pid {pid}, {used})" for pid, name, used in (row for row in rows if len(row) == 3)
             if pid != str(os.getpid())]
@@ -323,8 +324,8 @@ def _programs_on_card()->list[str]:
 _OWN_CONTEXT = .6   # GiB of driver context per process; part of a plan's "driver and gaps"
 
 def _smaller_card(processes:int):
-    "The properties of the smallest GPU of processes that train together, if it is smaller than this process's"
-    cards = [torch.cuda.get_device_properties(k) for k in range(min(processes, torch.cuda.device_count()))]
+    "The properties of the smallest GPU of processes that train on this host, if it is smaller than this process's"
+    cards = [torch.cuda.get_device_properties(k) for k in range(processes)]
     smallest = min(cards, key=lambda card: card.total_memory)
     return smallest if smallest.total_memory < .99 * cards[0].total_memory else None
 
@@ -355,7 +356,7 @@ def this_device(
         return Device(kind, gib, _measured_tflops(kind, dtype), bandwidth, kind, format)
     (total, gib, taken), name = _memory_of_card(), torch.cuda.get_device_name()
     on_host = max(1, min(processes, torch.cuda.device_count()))
-    if on_host > 1 and (smaller := _smaller_card(processes)):
+    if on_host > 1 and (smaller := _smaller_card(on_host)):
         name, total = smaller.name, smaller.total_memory / 2**30
         gib = min(gib, total)
     name, free = name.lower(), _free_gib()
@@ -363,7 +364,8 @@ def this_device(
     if any(word in name for word in _COHERENT): free = max(0, free - gib * on_host)
     host = free / on_host   # an equal share per process
     if any(word in name for word in _UNIFIED): gib, host, taken = min(total, host), 0, ""
-    has_flash = torch.cuda.get_device_capability() >= (8, 0)
+    cards = range(on_host) if on_host > 1 else [None]   # None: the current one
+    has_flash = all(torch.cuda.get_device_capability(card) >= (8, 0) for card in cards)
     found = dict(gib=gib, dtype=format, host=host, taken=taken, flash=has_flash)
     known = None if torch.version.hip else _listed_device(name, total)
     if known: return replace(known, **found)

@@ -23,8 +23,9 @@ from transformers.utils import ModelOutput
 
 from ..base.extensions import extension
 from ..base.report import SftError
-from ..batches.layout import DataCollatorForCausalLM, supervised_positions
-from ..batches.layout import are_same_logits, autocast_to_weights, eval_mode, inference_mode, text_config
+from sft_nb.batches.layout import (
+    are_same_logits, autocast_to_weights, DataCollatorForCausalLM, eval_mode, inference_mode, supervised_positions,
+    text_config)
 from .hardware import free_memory, is_out_of_memory
 from .attention import announce_documents
 from .experts import balance_loss

@@ -284,10 +284,9 @@ def _keep(self:GenerationState, turn:Turn)->Path:
 def rate(self:GenerationState,
     name:str,          # of a speaker
     rating:str,        # good or bad; repeating it removes the rating
-    turn:Turn|None=None,   # None: the newest
 )->Path:
-    "Write a rating into the run's preferences.jsonl; ConfigError if there is no answer yet"
-    turn = turn or (self.turns[-1] if self.turns else None)
+    "Write a rating of the newest answer into the run's preferences.jsonl; ConfigError if there is no answer yet"
+    turn = self.turns[-1] if self.turns else None
     reply = turn and turn.replies.get(name)
     if not reply or not reply.text:
         raise ConfigError("GenerationPanel", f"{name} has not answered", "", "press Generate first")

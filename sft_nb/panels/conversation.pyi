@@ -89,13 +89,12 @@ class GenerationState:
     def preferences(self, turn: Turn) -> list[dict[Any, Any]]:
         """The preferences of a turn, pairs first"""
 
-    def rate(self, name: str, rating: str, turn: Turn | None=None) -> Path:
-        """Write a rating into the run's preferences.jsonl; ConfigError if there is no answer yet
+    def rate(self, name: str, rating: str) -> Path:
+        """Write a rating of the newest answer into the run's preferences.jsonl; ConfigError if there is no answer yet
         
         Args:
             name: of a speaker
-            rating: good or bad; repeating it removes the rating
-            turn: None: the newest"""
+            rating: good or bad; repeating it removes the rating"""
 
     def kept_prompts(self) -> list[dict[Any, Any]]:
         """The prompt set of the run; SftError for a line that has no prompt"""

@@ -14,8 +14,7 @@ import numpy as np
 from fastcore.basics import patch
 
 from ..base.escape import escape_html
-from ..base.extensions import extension, need_extension
-from ..base.view import part_html
+from ..base.extensions import need_extension
 from ..base.files import write_atomically
 from ..base.report import command, ConfigError, pluralise, shell_quote, SftError
 from ..tasks.core import Score
@@ -259,12 +258,8 @@ def near_html(self:EvalState)->str:
     "The training rows near the current row; empty before they are measured"
     found = self.kept.get(("near", self.checkpoint))
     if found is None or self.pair() is None: return ""
-    where = self.pair()[0].where
-    if (key := ("near", self.checkpoint, where)) not in self.kept:
-        rows = found.near(where)
-        table = part_html(extension("nearest_rows").rows_table(rows)) if rows else "this row was not measured"
-        notes = "".join(f"<div>{escape_html(note)}</div>" for note in found.notes)
-        self.kept[key] = f"<div style='margin-top:6px'><b>Training rows near it</b></div>{table}{notes}"
+    key = "near", self.checkpoint, self.pair()[0].where
+    if key not in self.kept: self.kept[key] = found.near_html(key[-1])
     return self.kept[key]
 
 @patch

@@ -216,7 +216,7 @@ def is_live(self:GenerationPanel)->bool:
     return self.state.run.state in ACTIVE
 
 @patch
-def keep_up(self:GenerationPanel, every:float=2.)->None:
+def keep_up(self:GenerationPanel)->None:
     "Add each new checkpoint to the models until the training ends"
     enough = threading.Event()
     try:
@@ -225,7 +225,7 @@ def keep_up(self:GenerationPanel, every:float=2.)->None:
             there = {*names_in(self.state.run)}
             if there - {*self.controls.models.options} and not self.writing: self.draw(save=False)
             if not is_active: return
-            enough.wait(every)
+            enough.wait(2.)
     except Exception as e: self.fail(e)   # the next view of the panel starts checking again
 
 # %% ../../nbs/14_panels/08_generation.ipynb #vew0pan8

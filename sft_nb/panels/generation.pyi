@@ -80,7 +80,7 @@ class GenerationPanel(Panel):
     def is_live(self) -> bool:
         """Is the run being trained? Then it has new checkpoints"""
 
-    def keep_up(self, every: float=2.0) -> None:
+    def keep_up(self) -> None:
         """Add each new checkpoint to the models until the training ends"""
 
     def close(self) -> None:

@@ -40,6 +40,9 @@ class Entry(NamedTuple):
     example:int|None=None # its index among kept examples
     gone:int|None=None    # its index among dropped rows
 
+    @property
+    def key(self)->int|str: return self.row or self.place
+
 FACETS = ("kept", "left out", "cut", "duplicates", "near duplicates", "no end token", "marked")
 _WHEN_ASKED = ("near duplicates", "marked")   # counted once they were asked for
 
@@ -141,7 +144,7 @@ def marked(self:DataState)->set[int|str]:
 
 @patch
 def _marked_entries(self:DataState)->list[Entry]:
-    return [e for facet in ("kept", "left out") for e in self.entries(facet) if (e.row or e.place) in self.marked]
+    return [e for facet in ("kept", "left out") for e in self.entries(facet) if e.key in self.marked]
 
 @patch
 def counts(self:DataState)->dict[str,int]:
@@ -209,7 +212,7 @@ def listed(self:DataState)->list[Entry]:
 # %% ../../nbs/14_panels/02_rows.ipynb #05e253d0
 @patch
 def _is_found(self:DataState, e:Entry)->bool:
-    return self.found is None or (e.row or e.place) in self.found
+    return self.found is None or e.key in self.found
 
 # %% ../../nbs/14_panels/02_rows.ipynb #f0d1985a
 @patch
@@ -274,15 +277,11 @@ def _messages(self:DataState, place:str, row:dict)->str:
 @patch
 def mark(self:DataState, *, all_listed:bool=False)->None:
     "Mark the selected row, or all that are listed; if they are marked, remove their marks"
-    wanted = {e.row or e.place for e in (self.listed() if all_listed else [self.entry()])}
+    wanted = {e.key for e in (self.listed() if all_listed else [self.entry()])}
     self.marks.toggle([row for n, (place, row) in enumerate(self.side.source, 1) if {n, place} & wanted])
     for split in self.splits:
         for key in ((split, "marked"), (split, "marks"), "listed"): self.kept.pop(key, None)
     self.move()   # the list of marked rows may be shorter now
-
-# %% ../../nbs/14_panels/02_rows.ipynb #e8389f7f
-#| export
-
 
 # %% ../../nbs/14_panels/02_rows.ipynb #row0htm2
 @patch
@@ -318,7 +317,7 @@ def _histogram_bars(edges:list[int], counts:list[int], within:tuple[int,int]|Non
 def cells(self:DataState, entries:list[Entry])->list[list]:
     "Rows of a table: the row, its tokens, the share of them that is supervised, and why it is there or how it begins"
     n = len(common_place([e.place for e in self.entries(self.facet) if e.place]))
-    def name_of(e:Entry)->str: return f"{'✗ ' * ((e.row or e.place) in self.marked)}{e.row or e.place[n:]}"
+    def name_of(e:Entry)->str: return f"{'✗ ' * (e.key in self.marked)}{e.row or e.place[n:]}"
     return [[name_of(e), e.tokens or None, f"{e.supervised / e.tokens:.0%}" if e.supervised else None,
              e.says or self._begins(e)] for e in entries]
 
@@ -427,7 +426,7 @@ def blocks(self:DataPanel)->list[dict]:
     self.facet.options = self._facets()   # with new counts
     self.mark_listed.disabled = not listed
     entry = state.entry()
-    is_marked = entry is not None and (entry.row or entry.place) in state.marked
+    is_marked = entry is not None and entry.key in state.marked
     self.mark.label = "remove the mark" if is_marked else "mark this row"
     text = html_block(f"<div>{escape_html(self._list_in_words(len(listed)))}</div>")
     marks = html_block(state.marks.html())

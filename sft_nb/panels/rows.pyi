@@ -25,6 +25,9 @@ class Entry(NamedTuple):
     example: int | None = None
     gone: int | None = None
 
+    @property
+    def key(self) -> int | str: ...
+
 FACETS: tuple[str, str, str, str, str, str, str]
 
 def places_where(split: Split, test: Callable[[dict[Any, Any]], bool]) -> set[int | str]:

@@ -91,8 +91,7 @@ def _enable(self:RunPanel)->None:
     self.resume.disabled = active or not state.checkpoints or state.state == "finished"
     self.resume.label = f"resume at {state.checkpoints[-1]}" if state.checkpoints else "resume"
     self.resume.primary = not self.resume.disabled
-    drawn, folders = list(self.others.value), state.neighbours()
-    self.others.options = [(path.name, path) for path in (*drawn, *(path for path in folders if path not in drawn))]
+    self.others.options = [(path.name, path) for path in dict.fromkeys([*self.others.value, *state.neighbours()])]
     spikes = state.spikes()
     if [b.step for b in self.rises] != [step for step, _ in spikes]:
         self.rises = [self._rise(*spike) for spike in spikes]

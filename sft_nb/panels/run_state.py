@@ -64,9 +64,9 @@ class RunState:
         known = {tail.file: tail for tail in self.tails}
         files = [run.path/"metrics.jsonl" for run in self.runs]
         self.tails = [known.get(file) or Tail(file) for file in files]
-    def neighbours(self, n:int=8)->list[Path]:
-        "The newest other runs of the same folder, newest first"
-        return [path for path in reversed(run_folders(self.run.path.parent)) if path.name != self.run.path.name][:n]
+    def neighbours(self)->list[Path]:
+        "The eight newest other runs of the same folder, newest first"
+        return [path for path in reversed(run_folders(self.run.path.parent)) if path.name != self.run.path.name][:8]
 
 
 # %% ../../nbs/14_panels/03_run_state.ipynb #liv0sta7
@@ -207,7 +207,7 @@ def memory(self:RunState)->dict[str,float]:
     taken = dict(taken=self.newest["peak_memory_gib"]) if "peak_memory_gib" in self.newest else {}
     return taken | self.planned
 
-def _in_words(planned:float, measured:float)->str:
+def _compare_with_plan(planned:float, measured:float)->str:
     "By how much a measured figure differs from the planned one"
     return f"{abs(measured / planned - 1):.0%} {'above' if measured > planned else 'below'} the plan"
 
@@ -219,13 +219,13 @@ def beside_plan(self:RunState)->list[str]:
         text = f"memory: measured {gib['taken']:.2f} GiB at most"
         if gib.get("planned"):
             planned, taken = gib["planned"], gib["taken"]
-            text = f"memory: planned {planned:.2f} GiB, measured {taken:.2f} GiB, {_in_words(planned, taken)}"
+            text = f"memory: planned {planned:.2f} GiB, measured {taken:.2f} GiB, {_compare_with_plan(planned, taken)}"
             if taken > planned and self.whole_process:
                 text += "; it counts the whole process, and so whatever else was loaded in it"
         found.append(text + (f"; the device has {gib['there']:.1f} GiB" if "there" in gib else ""))
     if pace and self.planned_pace:
         text = f"speed: planned {self.planned_pace:,.0f} tokens/s, measured {pace:,.0f}"
-        found.append(f"{text}, {_in_words(self.planned_pace, pace)}, which is a rough estimate")
+        found.append(f"{text}, {_compare_with_plan(self.planned_pace, pace)}, which is a rough estimate")
     return found
 
 # %% ../../nbs/14_panels/03_run_state.ipynb #liv0sam2

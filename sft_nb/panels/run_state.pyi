@@ -46,8 +46,8 @@ class RunState:
     def draw_with(self, *runs: Run | str | Path) -> None:
         """Draw these runs into the same curves; the first remains the one that is watched"""
 
-    def neighbours(self, n: int=8) -> list[Path]:
-        """The newest other runs of the same folder, newest first"""
+    def neighbours(self) -> list[Path]:
+        """The eight newest other runs of the same folder, newest first"""
 
     def refresh(self) -> bool:
         """Read the files again; True if something has changed"""

@@ -432,12 +432,11 @@ def candidates(
     for way in sorted(found, key=by_speed):
         if fastest and way.method != found[0].method: return   # 16 bits fit
         if cfg.max_tokens_per_batch != "auto":
-            fixed = planner.simulated(planner.candidate, way, cfg.max_tokens_per_batch)
-            if fixed is not None: yield fixed
+            if fixed := planner.simulated(planner.candidate, way, cfg.max_tokens_per_batch): yield fixed
         elif way.method not in done and planner.highest_rate(way, limit) > fastest:
-            largest = planner.simulated(planner.largest_budget, way, limit)
-            if largest is not None: yield largest
-            if largest is None or not planner.fits(largest): continue
+            if (largest := planner.simulated(planner.largest_budget, way, limit)) is None: continue
+            yield largest
+            if not planner.fits(largest): continue
             fastest = max(fastest, largest.rate)
             if largest.budget < limit: continue
             if not way.checkpointing: return   # no later option can be faster

@@ -8,10 +8,10 @@ __all__ = ['MemoryTracker', 'Pass', 'Step', 'checkpoint_first_and_last_parts', '
 # %% ../../nbs/07_planning/01_simulate.ipynb #2d5eaa12
 import inspect
 import weakref
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -91,18 +91,18 @@ class _Unpack(torch.autograd.Function):
         return into_x.to(ctx.x), None, None, None
 
 @contextmanager
+def _replaced(functions:dict[tuple,Callable]):   # module and name -> another function
+    with ExitStack() as stack:
+        for place, function in functions.items(): stack.enter_context(patch.object(*place, function))
+        yield
+
 def _four_bit_products():
     "Context manager in which bitsandbytes' 4-bit functions only allocate, for its layers and for our kernels"
     import bitsandbytes
     def multiply(x, packed, quant_state, out=None, bias=None):
         return _Unpack.apply(x, quant_state.shape, quant_state.dtype, bias)
     def unpack(packed, state): return torch.empty(state.shape, dtype=state.dtype)
-    replaced = {(bitsandbytes, "matmul_4bit"): multiply, (bitsandbytes.functional, "dequantize_4bit"): unpack}
-    whole = {place: getattr(*place) for place in replaced}
-    for place, function in replaced.items(): setattr(*place, function)
-    try: yield
-    finally:
-        for place, function in whole.items(): setattr(*place, function)
+    return _replaced({(bitsandbytes, "matmul_4bit"): multiply, (bitsandbytes.functional, "dequantize_4bit"): unpack})
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #7ae781a7
 class _FusedNorm(torch.autograd.Function):
@@ -133,7 +133,6 @@ class _GroupedProduct(torch.autograd.Function):
         needed = zip(ctx.saved_tensors, ctx.needs_input_grad)
         return *(torch.empty_like(t) if is_needed else None for t, is_needed in needed), None
 
-@contextmanager
 def _grouped_products():
     "Context manager in which the products of experts only allocate, in any dtype, and tokens are spread evenly"
     from transformers.integrations import moe   # loads torch's compiler
@@ -145,11 +144,7 @@ def _grouped_products():
         return torch.empty(last - first, *module.packed[name][1:], dtype=module.packed_dtype)
     replaced, experts = {(moe, "_grouped_mm"): product}, extension("weights")
     if experts: replaced |= {(experts, "rows_per_expert"): even_rows, (experts, "unpack_experts"): unpacked}
-    whole = {place: getattr(*place) for place in replaced}
-    for place, function in replaced.items(): setattr(*place, function)
-    try: yield
-    finally:
-        for place, function in whole.items(): setattr(*place, function)
+    return _replaced(replaced)
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #958eb2fa
 _MOST_KNOWN = 2**26   # most elements of a tensor whose values are computed

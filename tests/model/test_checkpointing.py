@@ -289,6 +289,17 @@ def test_parts_are_for_long_rows_that_are_learned_from(monkeypatch):
     assert calls
 
 
+def test_a_module_with_other_arguments_stays_whole(monkeypatch):
+    shorten(monkeypatch)
+
+    class Scaled(torch.nn.Module):
+        def forward(self, x, scale): return x if scale is None else x * scale
+    x = torch.rand(64, 4, requires_grad=True)
+    for scale in (None, 2., torch.tensor(2.), torch.rand(4)):
+        got = checkpointing._forward_in_parts(Scaled.forward, None, Scaled().train(), x, scale)
+        assert torch.equal(got, x if scale is None else x * scale)
+
+
 def peak(m)->int:
     "Peak bytes of a backward pass, without those allocated before"
     with MemoryTracker() as alive, torch.autocast("cpu", torch.bfloat16):

@@ -258,7 +258,7 @@ def _forward_in_parts(forward, compute_parts, module, x:torch.Tensor, *args, **k
     whole = partial(forward, module)
     tokens = max(x.shape[:-1], default=0)
     n, learns = part_length(tokens), module.training and torch.is_grad_enabled()
-    by_token = all(x.shape[0] == tokens and len(arg) == tokens for arg in args)   # as the experts of each token
+    by_token = all(getattr(arg, "shape", ())[:1] == x.shape[:1] == (tokens,) for arg in args)   # as its experts
     if kwargs or not learns or n >= tokens or not by_token: return whole(x, *args, **kwargs)
     along = x.shape.index(tokens)
     return torch.cat(compute_parts(whole, (x, *args), n, along), along)
