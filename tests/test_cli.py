@@ -1,12 +1,14 @@
 """The command line as a new user sees it, wrong arguments first."""
-import json, os, re, shlex, shutil, signal, subprocess, sys, time
+import io, json, os, re, shlex, shutil, signal, subprocess, sys, time
 from contextlib import suppress
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 from learner import learner
 
-from sft_nb.cli import main
+from sft_nb.cli import evaluation, main
+from sft_nb.extras.cli.commands import complete
 
 pytestmark = pytest.mark.usefixtures("warm_processes")
 
@@ -430,6 +432,43 @@ def test_bash_completes_commands_options_configs_and_runs(tmp_path):
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path,
                           env=os.environ | dict(PYTHONPATH=os.getcwd()))
     assert done.stdout == (tmp_path/"found").read_text(), done.stderr
+
+
+def test_a_word_before_an_equal_sign_may_be_missing():
+    assert complete(["=", "x"]) == complete(["", "=", ""]) == []
+
+
+def test_a_folder_that_was_removed(tmp_path, monkeypatch, capsys):
+    (tmp_path/"gone").mkdir()
+    monkeypatch.chdir(tmp_path/"gone")
+    (tmp_path/"gone").rmdir()
+    assert main(["config", "demo"]) == 2
+    assert capsys.readouterr().err == "sft_nb: working folder: it was removed; a folder that exists. Fix: cd.\n"
+
+
+@pytest.mark.parametrize("stdin, answers", [(None, 0), (b"hi\n\xff\n", 2), (b"", 0)])
+def test_a_chat_with_a_closed_or_odd_input(stdin, answers, monkeypatch, capsys):
+    monkeypatch.setattr(evaluation, "_make_asker", lambda options: lambda chats: [SimpleNamespace(text="yes")])
+    monkeypatch.setattr("sys.stdin", stdin and io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+    assert main(["chat", "runs/x"]) == 0
+    assert capsys.readouterr().out == "yes\n" * answers
+
+
+def test_an_example_of_a_needed_number(capsys):
+    assert main(["replay", "runs/x", "--step", "\u00b2"]) == 2
+    assert "step takes an integer. Fix: --step 1." in capsys.readouterr().err
+    assert main(["replay", "runs/x", "--step", "1", "--without", "\u00b2"]) == 2
+    assert "is not a number of a row" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line, says", [
+    ("compare a b --among " + "9" * 400, "among is an integer of more than 63 bits"),
+    ("verdict a --min-gain nan", "min_gain = nan is not a finite number; min_gain takes a number. Fix: --min-gain 0"),
+    ("generate a hi --temperature inf", "temperature = inf is not a finite number"),
+    ("plan --lengths " + "9" * 30, "lengths is an integer of more than 63 bits")])
+def test_numbers_that_cannot_be_used(line, says, capsys):
+    assert main(line.split()) == 2
+    assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name, before", [("zsh", "autoload -Uz compinit; compinit -u; "), ("fish", "")])

@@ -1,11 +1,14 @@
 """Properties of the config: any mixture of names, files and values gives an equal config or one clear error."""
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Literal, get_args, get_origin
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings as how, strategies as st
 
 from conftest import ROOT
+from sft_nb.config.setting import named_arguments
 from sft_nb.config.load import config_names, find_config, load_config, save_config, table
 from sft_nb.base.report import ConfigError
 from sft_nb.config.settings import ALIASES, defaults, SETTINGS
@@ -257,6 +260,47 @@ def test_a_key_that_is_written_twice(tmp_path):
         load_config(file)
     (tmp_path/"twice.json").write_text('{"config": {"lora_r": 8,\n "lora_r": 16}, "sources": {"lora_r": "x"}}')
     with pytest.raises(ConfigError, match="lora_r is set twice, on lines 1 and 2"): load_config(tmp_path/"twice.json")
+    twice = '{\n\t"config": {\n\t\t"lora_r": 8,\n\t\t"lora_r": 16}}'   # tabs, which YAML refuses
+    for encoding in ("utf-8", "utf-16"):
+        (tmp_path/"twice.json").write_text(twice, encoding=encoding)
+        with pytest.raises(ConfigError, match="lora_r is set twice, on lines 3 and 4"):
+            load_config(tmp_path/"twice.json")
+    for odd in (f'"lora_r": {"[" * 900}{"]" * 900}, "lora_r": 8', f'"{"k" * 2000}": 1, "{"k" * 2000}": 2'):
+        (tmp_path/"twice.json").write_text(f'{{"config": {{{odd}}}}}')
+        with pytest.raises(ConfigError, match="a key is set twice in one object"): load_config(tmp_path/"twice.json")
+
+
+class Odd:
+    "An object that cannot be compared"
+    def __eq__(self, other): raise KeyError("no")
+
+
+NESTED = "x"
+for _ in range(5000): NESTED = [NESTED]
+
+@pytest.mark.parametrize("value", [np.array([1, 2]), Odd(), NESTED, 10**5000, -10**30, "9" * 400 + "k",
+                                   "1" * 5000 + ":00"], ids=range(7))
+def test_values_that_no_setting_takes(value):
+    names = ["on_long", "max_samples", "max_time", "train_on_prompt", "eval_fraction"]
+    for name in names if isinstance(value, str) else [*names, "report_to"]:
+        with pytest.raises(ConfigError, match=f"{name}.*Fix: "): load_config(**{name: value})
+    with pytest.raises(ConfigError, match="lora_r is an integer of more than 63 bits"): load_config(lora_r=10**5000)
+
+
+@pytest.mark.parametrize("name", [5, True, b"demo", ["demo"], ("demo",), {"demo"}, len])
+def test_what_names_no_config_is_not_taken_for_the_defaults(name):
+    with pytest.raises(ConfigError, match=f"cfg: it is of type {type(name).__name__}.*Fix: load_config"):
+        load_config(name)
+
+
+def test_names_of_settings_that_are_no_texts(tmp_path):
+    with pytest.raises(ConfigError, match="1 is not a setting"): load_config({1: 2})
+    assert load_config(PurePosixPath("demo")) == load_config("demo")
+    (tmp_path/"leaves.py").write_text("class Leaves(BaseException): pass\nraise Leaves('x')\n")
+    with pytest.raises(ConfigError, match="leaves.py:2: Leaves: x"): load_config(tmp_path/"leaves.py")
+    deep = "x=" + "-" * 20_000 + "1"
+    with pytest.raises(ConfigError): load_config(chat_template_kwargs=(deep, 3))
+    assert named_arguments("chat_template_kwargs", (deep,), "") == dict(x=deep[2:])
 
 
 def test_a_mapping_that_is_merged_is_no_setting(tmp_path):

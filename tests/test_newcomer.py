@@ -49,7 +49,7 @@ def test_a_wrong_line(folder, monkeypatch, capsys, line, says):
     monkeypatch.chdir(folder)
     assert main(line.split()) != 0
     err = capsys.readouterr().err
-    assert says in err and len(err) < 800 and "not foreseen" not in err
+    assert says in err and len(err) < 800 and "This is unexpected" not in err
 
 
 def test_durations_and_words_after_a_switch(folder, monkeypatch, capsys):

@@ -38,7 +38,7 @@ def answer(line:list[str])->tuple[object, str]:
 def fault(line:list[str], code, said:str)->str:
     "What is wrong with an answer; empty if nothing"
     if code not in (0, 1, 2, 130): return f"exit code {str(code)[:300]!r}"
-    if "Traceback" in said or "not foreseen" in said: return said[:600]
+    if "Traceback" in said or "This is unexpected" in said: return said[:600]
     if code and not said.strip(): return "nothing is said"
     return "" if max(map(len, said.splitlines()), default=0) < 1500 else f"{len(said)} characters"
 

@@ -26,12 +26,21 @@ def fsync(
     finally: os.close(handle)
 
 # %% ../../nbs/00_base/05_files.ipynb #df8091ed
+def _refuse_device(file:Path)->None:
+    "OSError for a device or a link to an open file, as /dev/stdout, which root could replace, and for no file name"
+    if not file.name or "\0" in str(file): raise OSError(errno.EINVAL, "it is not the name of a file", str(file))
+    folder = os.path.realpath(file.parent)
+    mode = os.lstat(file).st_mode if os.path.lexists(file) else 0
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or folder == "/dev" or folder.startswith("/proc/"):
+        raise OSError(errno.EINVAL, "it is a device", str(file))
+
 def write_atomically(
     file:Path,        # its folder must exist
     content:str|bytes,   # text is written as UTF-8, lone surrogates as JSON escapes
     *, lasting:bool=True,   # False: faster, but may be lost in a power cut
 )->Path:              # `file`
-    "Replace a file in one step; if that fails, no temporary file is left"
+    "Replace a file in one step; if that fails, no temporary file is left; OSError for a device, which stays as it is"
+    _refuse_device(file)
     temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}.new")
     try:
         with temporary.open("wb") as f:

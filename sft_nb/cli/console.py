@@ -39,7 +39,6 @@ COMMANDS = dict(
 
 _VERSION_LINE = f"sft_nb {__version__}"
 
-# %% ../../nbs/15_cli/03_console.ipynb #ebfc8a7b
 def _help_text()->str:
     "The text of `sft_nb --help`, wrapped for the terminal"
     width = terminal_width()
@@ -90,6 +89,12 @@ def _report_unforeseen(e:Exception)->int:
 # %% ../../nbs/15_cli/03_console.ipynb #ad3859e1
 _EXIT_CODES = {"SIGTERM": 143, "SIGHUP": 129}
 
+def _check_working_folder()->None:
+    "ConfigError if the working folder was removed while a shell was in it"
+    try: os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("working folder", "it was removed", "a folder that exists", command("cd")) from None
+
 def _print_error(text:str)->None:
     "Print an error; its lines are wrapped for a terminal"
     print(wrap_report(text, terminal_width()) if sys.stderr.isatty() else text, file=sys.stderr)
@@ -108,6 +113,7 @@ def main(
                 _print_text(_VERSION_LINE if args == ["--version"] else _help_text())
                 code = 0 if args else 2   # without arguments, usage is wrong
             else:
+                _check_working_folder()
                 run_command, rest = _find_command(args[0], args[1:]), choose_card(args[1:])
                 load_env_files()
                 code = run_command(rest)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Annotated, Any, get_args, get_origin, Literal
 
 from ..base.report import command, ConfigError, edit
-from ..config.setting import describe_annotation, is_union, parse_duration, plain_name, Setting
+from ..config.setting import describe_annotation, fits_type, is_union, parse_duration, plain_name, Setting
 from ..config.settings import ALIASES, Config, full_name, SETTINGS, settings_with
 from ..config.files import known_alternative, known_names, nearest_names
 from ..config.load import config_names, find_config, load_config
@@ -261,6 +261,8 @@ def _example_line(kind, texts:list[str]):
     return f"{{{kind.name}}} {_VALUES.get(kind.name, 'VALUE')}"
 
 # %% ../../nbs/15_cli/00_options.ipynb #op0chk03
+def _items_of(t)->list: return [a for one in (t, *get_args(t)) if get_origin(one) is tuple for a in get_args(one)]
+
 def _find_fault(kind, typed:str, texts:list[str])->ConfigError|None:
     "The fault in the values of an option, or None"
     if bool in (kind.type, *get_args(kind.type)) and not texts: return None
@@ -271,7 +273,12 @@ def _find_fault(kind, typed:str, texts:list[str])->ConfigError|None:
         return ConfigError(_LINE, found, expected, _example_line(kind, texts))
     wrong = next((text for text in texts if not _can_read(text, kind.type)), None)
     if wrong is not None: return kind.wrong_type(wrong, _LINE)
-    negative = kind.name not in SETTINGS and kind.type is int and int(texts[0]) < 0
+    if kind.name in SETTINGS: return None   # `load_config` looks at the value
+    number = next((t for t in (int, float) if t in (kind.type, *get_args(kind.type), *_items_of(kind.type))), None)
+    values = [number(text) for text in texts if number and _can_read(text, number)]
+    unusable = next((v for v in values if not fits_type(v, number)), None)
+    if unusable is not None: return kind.wrong_type(unusable, _LINE)
+    negative = kind.type is int and values[0] < 0
     if negative: return ConfigError(_LINE, f"{typed} is {texts[0]}", "0 or more", edit(**{kind.name: kind.default}))
 
 # %% ../../nbs/15_cli/00_options.ipynb #01ba2a03
@@ -284,7 +291,9 @@ def line_problems(
     "All unknown options and all missing or invalid values, in order"
     if "--help" in args: return []
     def setting(name, option):
-        return Setting(option.help, name=name, type=option.kind, default=option.default, is_duration=name in _DURATIONS)
+        needed = option.default is ...
+        return Setting(option.help, name=name, type=option.kind, default=None if needed else option.default,
+                       example=1 if needed and option.kind is int else None, is_duration=name in _DURATIONS)
 
     known = {name: setting(name, option) for name, option in own.items() if not option.first}   # under every name
     if base is not None:

@@ -170,7 +170,8 @@ def unknown_setting_error(
 # %% ../../nbs/01_config/03_files.ipynb #e4dd3bb5
 def _as_tuple(full:str, v:Any)->Any:
     "`v` as a tuple, if setting `full` takes a list"
-    if full == "report_to" and v in ("none", ["none"], ("none",), [], ()): return None
+    is_plain = isinstance(v, (str, list, tuple))
+    if full == "report_to" and is_plain and v in ("none", ["none"], ("none",), [], ()): return None
     setting = SETTINGS[full]
     kinds = [t for t in (setting.type, *get_args(setting.type)) if get_origin(t) is tuple]
     if not kinds: return v   # a list stays a list, for the error message
@@ -272,7 +273,8 @@ def _execute_config(path:Path)->dict[str,Any]:
 def run_config_file(path:Path)->dict[str,Any]:
     "Run a config file and return its public names; ConfigError with the line that failed"
     try: names = _execute_config(path)
-    except (Exception, SystemExit) as e:
+    except KeyboardInterrupt: raise
+    except BaseException as e:   # as SystemExit
         frames = traceback.walk_tb(e.__traceback__)
         lines = [line for frame, line in frames if frame.f_code.co_filename == str(path)]
         line = e.lineno if isinstance(e, SyntaxError) else [1, *lines][-1]
@@ -473,11 +475,15 @@ def read_json_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
         "The object; record its pairs if a key occurs twice"
         if len(pairs) > len(dict(pairs)): repeated.append(pairs)
         return dict(pairs)
-    repeated = []
-    json.loads(path.read_bytes(), object_pairs_hook=note_repeated)
+    repeated, content = [], path.read_bytes()
+    json.loads(content, object_pairs_hook=note_repeated)
     if repeated:
         import yaml
-        problems = _contradictory_keys(yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader), path, set())
+        text = content.decode(json.detect_encoding(content), "surrogatepass").replace("\t", " ")
+        try: problems = _contradictory_keys(yaml.compose(text, yaml.SafeLoader), path, set())
+        except (yaml.YAMLError, RecursionError):   # not all of JSON is YAML: long names, or many brackets
+            found = "a key is set twice in one object"
+            problems = [ConfigError(str(path), found, "one value for each key", "delete one of the two")]
     for name, v in saved.items():
         if not known.is_known(name):
             problems.append(unknown_setting_error(name, str(path), value=v))

@@ -159,6 +159,11 @@ def _without_kwargs(f, more:list[inspect.Parameter]):
     return f
 
 # %% ../../nbs/01_config/04_load.ipynb #f1d667c7
+def _no_config_error(cfg)->ConfigError:
+    "The error for an object that is neither a config nor names one"
+    return ConfigError("cfg", f"it is of type {type(cfg).__name__}", "what load_config() returns",
+                       'load_config("demo"), or the name of a config')
+
 @with_settings()
 def load_config(
     name:str|Path|Config|dict|None=None,  # a shipped name, a `.py` or `.yaml` file, a run or its `config.json`;
@@ -167,8 +172,9 @@ def load_config(
     **overrides,                          # settings, by name or alias
 )->Config:
     "Merge default < file < overrides; raise one `ConfigError` that lists every problem"
-    if isinstance(name, dict): name, overrides = None, name | overrides
-    file = find_config(name) if isinstance(name, (str, Path)) else None
+    if isinstance(name, dict): name, overrides = None, {str(k): v for k, v in name.items()} | overrides
+    if not isinstance(name, (str, os.PathLike, Config, type(None))): raise _no_config_error(name)
+    file = find_config(name) if isinstance(name, (str, os.PathLike)) else None
     entries, problems, known = [], [], known_names()
     if isinstance(name, Config):
         sources = {s: name.sources.get(s, "Config") for s in SETTINGS}
@@ -217,8 +223,7 @@ def as_config(
     "Convert a function's argument to a config; ConfigError for other types"
     if isinstance(cfg, Config): return cfg
     if isinstance(cfg, (str, Path, dict)): return load_config(cfg)
-    raise ConfigError("cfg", f"it is of type {type(cfg).__name__}", "what load_config() returns",
-                      'load_config("demo"), or the name of a config')
+    raise _no_config_error(cfg)
 
 
 # %% ../../nbs/01_config/04_load.ipynb #b456a676

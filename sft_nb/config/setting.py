@@ -63,14 +63,16 @@ def describe_annotation(t)->str:
     if is_union(t): return " or ".join(map(describe_annotation, options))
     return _WORDS[t]
 
+_LARGEST_INTEGER = 2**63 - 1   # that libraries take
+
 def fits_type(v, t)->bool:
     "Does `v` fit annotation `t`? An integer is also a float; True is neither"
     options = get_args(t)
-    if get_origin(t) is Literal: return v in options
+    if get_origin(t) is Literal: return isinstance(v, (str, int, float, type(None))) and v in options
     if get_origin(t) is tuple: return isinstance(v, tuple) and len(v) > 0 and all(fits_type(x, options[0]) for x in v)
     if is_union(t): return any(fits_type(v, a) for a in options)
     if t is float: return isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) <= sys.float_info.max
-    if t is int: return isinstance(v, int) and not isinstance(v, bool)
+    if t is int: return isinstance(v, int) and not isinstance(v, bool) and abs(v) <= _LARGEST_INTEGER
     return isinstance(v, t)
 
 # %% ../../nbs/01_config/00_setting.ipynb #1b15abb7
@@ -84,7 +86,7 @@ def parse_duration(
     if isinstance(v, timedelta): return v.total_seconds()
     if not isinstance(v, str): return v
     text = v.strip().lower()
-    if re.fullmatch(r"\d+(:[0-5]\d){1,2}", text):
+    if re.fullmatch(r"\d{1,9}(:[0-5]\d){1,2}", text):
         return float(sum(60**k * int(part) for k, part in enumerate(reversed(text.split(":")))))
     if re.sub(_DURATION, "", text).strip() or not text: return v
     return float(sum(float(n) * _UNIT_SECONDS[unit] for n, unit in _DURATION.findall(text)))
@@ -93,7 +95,7 @@ def parse_count(
     v:str,   # 10k, 1.5m, 1,000
 )->Any:      # a number; other texts are returned unchanged
     "Parse an abbreviated number"
-    found = re.fullmatch(r"(\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?)([km]?)", v.strip().lower())
+    found = re.fullmatch(r"(\d{1,3}(?:,\d{3}){1,5}|\d{1,18}(?:\.\d+)?)([km]?)", v.strip().lower())
     if found is None or not (found[2] or "," in found[1]): return v
     return int(float(found[1].replace(",", "")) * dict(k=1e3, m=1e6).get(found[2], 1))
 
@@ -105,7 +107,7 @@ def _as_value(text:str)->Any:
     if text in _JSON_CONSTANTS: return _JSON_CONSTANTS[text]
     for parse in (ast.literal_eval, json.loads):
         try: return parse(text)
-        except (ValueError, SyntaxError): continue
+        except (ValueError, SyntaxError, RecursionError, MemoryError): continue
     return text
 
 def as_pairs(
@@ -197,9 +199,10 @@ def preference_recipe()->Fix:
     return as_fix("train with {method} qlora, lora or full first, and continue from the adapter with TRL's DPOTrainer: "
                   "https://sft-nb.github.io/sft_nb/recipes/12_from_here_to_preferences.html")
 
-def _is_object(v)->bool:
-    "Is `v`, or any item in it, an object that no config file can contain?"
-    if isinstance(v, (tuple, list)): return any(map(_is_object, v))
+def _is_object(v, depth:int=0)->bool:
+    "Is `v`, or any item in it, an object that no config file can contain, too large a number, or nested too deeply?"
+    if isinstance(v, (tuple, list)): return depth > 9 or any(_is_object(x, depth + 1) for x in v)
+    if isinstance(v, int) and abs(v) > _LARGEST_INTEGER: return True
     return not isinstance(v, (str, int, float, bool, bytes, complex, type(None)))
 
 @patch
@@ -226,6 +229,8 @@ def wrong_type(self:Setting, v, where:str,
     if isinstance(v, date):   # YAML parses dates
         found = f"{name}: {v} is a date in YAML"
         return ConfigError(where, found, expected, f'write {{{name}}}: "{v}", in quotes')
+    if isinstance(v, int) and abs(v) > _LARGEST_INTEGER:
+        return ConfigError(where, f"{name} is an integer of more than 63 bits", expected, leave_out)
     if _is_object(v): return ConfigError(where, f"{name} is {with_article(type(v).__name__)}", expected, leave_out)
 
     kind = str(v) if isinstance(v, bool) else _WORDS.get(type(v), with_article(type(v).__name__))

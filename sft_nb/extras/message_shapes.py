@@ -80,7 +80,7 @@ def _parse_python_calls(text:str, name:str)->list[dict]:
         if any(c.args for c in calls): raise ValueError("arguments without names are no object")
         return [dict(name=ast.unparse(c.func), arguments={k.arg: ast.literal_eval(k.value) for k in c.keywords})
                 for c in calls]
-    except (ValueError, SyntaxError, AttributeError) as e:
+    except (ValueError, SyntaxError, AttributeError, RecursionError, MemoryError) as e:
         fix = f'write the calls of {name} in tool_calls: [{{"name": "f", "arguments": {{}}}}]'
         raise SftError("row", f"function_calls of {name} is {text[:60]!r}", "f(name=value) on each line", fix) from e
 

@@ -21,6 +21,7 @@ from ..base.view import own_fields, Table, View, Viewable
 from ..base.progress import format_duration, log, Phase, show_progress
 from ..base.report import command, ConfigError, error_summary, pluralise, SftError, shell_quote
 from ..config.load import Config, save_config
+from ..config.settings import SETTINGS
 from ..tokens.conversations import conversation
 from ..tokens.dataset import Data
 from ..tokens.prepare import missing_rows_are_of_the_run
@@ -305,6 +306,8 @@ def replay(
     "Take an optimiser step of a run again; ConfigError for a step that it has not taken, or if its rows have changed"
     run = open_run(run, trust_remote_code=trust_remote_code)
     _check_step(run, step)
+    problem = learning_rate is not None and SETTINGS["learning_rate"].problem(learning_rate, "replay")
+    if problem: raise problem
     notes, is_changed = check_provenance(run), bool(without) or learning_rate is not None
     if (n := run.config.num_processes) > 1:
         notes.append(f"{n} processes trained it and one replays it, so sums are rounded in another order")

@@ -61,7 +61,7 @@ _MAY_DIFFER = _MAY_DIFFER - {"adapter_name_or_path", "max_time"} | {"max_samples
 
 def _read_range(name:str, text:str)->ValueRange:
     try: low, high = (ast.literal_eval(limit.strip()) for limit in text.split(".."))
-    except (ValueError, SyntaxError): low = high = None
+    except (ValueError, SyntaxError, RecursionError, MemoryError): low = high = None
     if all(type(v) in (int, float) for v in (low, high)) and low < high: return ValueRange(low, high)
     raise ConfigError("search", f"{name} is {text!r}", "a list of values, or a range", f"{name}='1e-5..1e-3'")
 

@@ -681,4 +681,5 @@ def verify(
         try: claims += check(ev)
         except SftError as e: claims.append(Claim(name, "contradicted", "", e.found))
         except _ODD as e: claims.append(Claim(name, "contradicted", "", f"it cannot be read ({why_unreadable(e)})"))
+        except Exception as e: claims.append(Claim(name, "stated", "", reason_of(e)))   # disks, libraries: anything
     return Verification(card.name, str(folder), adjust_levels(claims))

@@ -590,8 +590,8 @@ def merge(
     with ExitStack() as stack:
         stack.enter_context(show_progress(delay=1))
         try: folder = stack.enter_context(atomic_folder(out))
-        except OSError as e:
-            found = f"{out} cannot be made ({e.strerror})"
+        except (OSError, ValueError) as e:   # ValueError: a NUL in the name
+            found = f"{out} cannot be made ({getattr(e, 'strerror', e)})"
             raise ConfigError(f"merge {run.name}", found, "", edit(out="another/folder")) from e
         workbench = Workbench(run.config, is_resolved=True)
         if write_system_prompt and not isinstance(workbench.tokenizer.chat_template, str):

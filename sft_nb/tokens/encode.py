@@ -6,6 +6,7 @@
 __all__ = ['Encoded', 'Encoder', 'encode', 'prompt_text', 'encode_prompts', 'end_ids']
 
 # %% ../../nbs/04_tokens/04_encode.ipynb #8556ecb4
+import re
 from dataclasses import dataclass
 from itertools import chain
 
@@ -221,13 +222,17 @@ def encode_prompts(
     conversations:list[list[dict]],  # each ends with a user message
     tokenizer,
 )->list[list[int]]:                  # token ids given to generation
-    "Prompts as token ids; `SftError` for one without a message"
+    "Prompts as token ids; `SftError` for one without a message, or with half a character"
     if [] in conversations:
         raise SftError(f"prompt {conversations.index([]) + 1}", "there is no message in it", "", "leave it out")
     t = Template(tokenizer)
     encoder = Encoder(t)
     def starts(messages): return not t.chat or messages[0]["role"] == "text"   # no template wrote a BOS
-    found = zip(conversations, encoder.ids([prompt_text(m, t) for m in conversations]))
+    texts = [prompt_text(m, t) for m in conversations]
+    if any(broken := [re.search("[\ud800-\udfff]", text) for text in texts]):
+        where = f"prompt {next(k for k, found in enumerate(broken, 1) if found)}"
+        raise SftError(where, "it holds half a character (a lone surrogate)", "text in Unicode", "write it in UTF-8")
+    found = zip(conversations, encoder.ids(texts))
     return [encoder.begin(ids) if starts(messages) else ids for messages, ids in found]
 
 # %% ../../nbs/04_tokens/04_encode.ipynb #764f83ce

@@ -72,7 +72,7 @@ def prompt_text(messages: list[dict[Any, Any]], t: Template) -> str:
     """The prompt for generation as text"""
 
 def encode_prompts(conversations: list[list[dict[Any, Any]]], tokenizer: Any) -> list[list[int]]:
-    """Prompts as token ids; `SftError` for one without a message
+    """Prompts as token ids; `SftError` for one without a message, or with half a character
     
     Args:
         conversations: each ends with a user message"""

@@ -118,6 +118,11 @@ def test_causes_are_ranked_by_certainty_and_then_by_what_they_explain():
     assert {*explaining.CAUSES} >= {p.cause for p in PROBLEMS.values()}
 
 
+def test_a_lower_loss_is_not_called_a_good_score():
+    found = explaining.Explanation("a", "finished", "loss 10.4 → 5.34", True, [], [], {}, 120., 1.)
+    assert found.headline.endswith(": its scores are good, or clearly better than the base's")
+
+
 def test_answers_that_are_not_supervised_are_found_without_a_model(tmp_path):
     run = PROBLEMS["silent-answers"].make(tmp_path, TINY | dict(max_steps=2))
     found = explain(run, budget=0, progress=False)

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoTokenizer, DeepseekV3Config, GPT2Config, LlamaConfig, MambaConfig, MistralConfig, Qwen3Config)
 
+from sft_nb.base.report import SftError
 from sft_nb.config.load import load_config
 from sft_nb.tokens.tokenizer import load_tokenizer, model_path
 from sft_nb.tokens.encode import encode, encode_prompts, end_ids
@@ -25,6 +26,11 @@ from sft_nb.model.adapter import load_adapter
 
 
 def ask(*questions): return [[dict(role="user", content=q)] for q in questions]
+
+
+def test_half_a_character_is_no_prompt(tokenizer):
+    with pytest.raises(SftError, match="prompt 2: it holds half a character"):
+        encode_prompts(ask("a", "\udcff"), tokenizer)   # as a shell gives a byte that is not UTF-8
 
 
 def test_greedy_equals_transformers_on_a_single_prompt(tokenizer):

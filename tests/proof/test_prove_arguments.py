@@ -6,6 +6,7 @@ import pytest
 from served import assert_named, FEW, TEMPLATE, trained
 from stub_server import listening, Stub
 
+from sft_nb.base.report import ConfigError
 from sft_nb.proof import prove as proving   # the module
 
 DATED = TEMPLATE.replace("{{ bos_token }}", "{{ bos_token }}{{ 'Today: ' + strftime_now('%d %b %Y') + '\\n' }}")
@@ -59,3 +60,9 @@ def test_the_fix_for_thinking_names_the_argument_of_this_template(run, monkeypat
     assert_named(proof, "thinking")
     assert proof.broken.finding.says == "thinking is on, and was off in training (thinking)"
     assert 'send "chat_template_kwargs": {"thinking": false} with each request' in str(proof.fix)
+
+
+@pytest.mark.parametrize("timeout", [-1, 0, float("nan"), 1e300])
+def test_a_timeout_that_no_clock_can_wait_for(run, timeout):
+    with pytest.raises(ConfigError, match="timeout: it is .*; seconds, above 0. Fix: timeout=120"):
+        proving.prove(run.run, server="http://localhost:1", timeout=timeout)

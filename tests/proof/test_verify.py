@@ -342,6 +342,12 @@ def test_words_of_ones_own_and_a_place_of_the_base(run):
     assert "Ask it for sums." in text and text.count("<!-- sft_nb card") == 1
 
 
+def test_a_check_that_a_disk_stops_is_no_verdict(run):
+    said = card_of(run)
+    keep(run, said | dict(files=said["files"] | {"x" * 5000: dict(bytes=1, sha256="0")}))
+    assert levels(run, sample=0)["files"] == "stated"
+
+
 def test_a_renamed_run_and_an_older_card(run):
     run = run.rename(run.with_name("renamed"))
     said = card_of(run)

@@ -105,7 +105,8 @@ def test_olmos_tools_and_calls():
     found = to_messages(dict(messages=rows))
     assert found[0]["tools"] == TOOLS and [m["role"] for m in found][-2:] == ["tool", "assistant"]
     assert found[2]["tool_calls"][0]["function"]["arguments"] == dict(city="Oslo", days=[1, 2])
-    for calls in ("weather(Oslo)", "weather('Oslo')", "not a call", "weather(city=Oslo)"):
+    for calls in ("weather(Oslo)", "weather('Oslo')", "not a call", "weather(city=Oslo)",
+                  f"weather(days={'-' * 20_000}1)"):
         with pytest.raises(SftError, match="function_calls of message 2 is"):
             to_messages(dict(messages=[ASKED, dict(role="assistant", content="", function_calls=calls)]))
 

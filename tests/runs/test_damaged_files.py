@@ -94,7 +94,7 @@ def test_what_a_machine_may_lack(tmp_path, monkeypatch, capfd):
         run = train(small(tmp_path, run_name="a", max_steps=1))
     assert run.state == "finished" and "loss.png cannot be created" in "".join(capfd.readouterr())
     (tmp_path/"file").write_text("")
-    for out in (tmp_path/"file/below", tmp_path/("n" * 300)):
+    for out in (tmp_path/"file/below", tmp_path/("n" * 300), tmp_path/"a\0b"):
         with pytest.raises(ConfigError, match="cannot be made .*Fix: out="): merge(run, out=out)
     monkeypatch.setenv("HOME", str(tmp_path/"file"))
     monkeypatch.delenv("SFT_NB_CACHE")

@@ -101,6 +101,17 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path):
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a", "old")]
 
 
+def test_a_device_is_not_replaced(tmp_path):
+    "As root could, with `sft_nb report RUN --out /dev/stdout`"
+    names = dict.fromkeys(["/proc/self/fd/1", f"/proc/{os.getpid()}/fd/2"], "a device")
+    if os.getuid() == 0:   # in a folder of its own, as what is tested here may fail
+        os.mknod(tmp_path/"full", 0o20666, os.makedev(1, 7))
+        names[tmp_path/"full"] = "a device"
+    for name, says in (names | {"/": "not the name of a file", "a\0b": "not the name of a file"}).items():
+        with pytest.raises(OSError, match=f"it is {says}"): write_atomically(Path(name), "x")
+    assert all(path.is_char_device() for path in tmp_path.iterdir())
+
+
 # --- lists
 
 def pipe(file:Path)->None: os.mkfifo(file)

@@ -87,6 +87,8 @@ def test_what_would_have_been_without_a_row(undisturbed):
     assert without.logged == plain.logged and f"without row {row}, the loss is" in str(without)
     with pytest.raises(ConfigError, match="row 99 is not in step 5; some of its rows: "):
         undisturbed.replay(5, without=[99])
+    for rate in (float("nan"), -1., 1e300):
+        with pytest.raises(ConfigError, match="learning_rate"): undisturbed.replay(5, learning_rate=rate)
     with pytest.raises(ConfigError, match="no row is left in step 5"):
         undisturbed.replay(5, without=[r.row for r in plain.rows])
 

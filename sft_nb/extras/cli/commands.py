@@ -38,7 +38,7 @@ def _split_values(args:list[str])->tuple[list[str],dict]:
     "A command line without the settings that have several values, and these"
     def parse_literal(text:str):   # 8, 1e-4, True, None or a word
         try: return ast.literal_eval(text.capitalize() if text.lower() in ("true", "false", "none") else text)
-        except (ValueError, SyntaxError): return text
+        except (ValueError, SyntaxError, RecursionError, MemoryError): return text
     rest, several = [], {}
     for name, texts in split_options(args):
         setting = SETTINGS.get(full_name(plain_name(name.removeprefix("--"))))
@@ -85,7 +85,7 @@ def replay_step(args:list[str])->int:
     "`sft_nb replay`"
     options = parse_own("replay", args, _REPLAY, summary=replay_command.__doc__)
     words = [word for text in options.without for word in text.split(",") if word]
-    if wrong := [word for word in words if not word.isdigit()]:
+    if wrong := [word for word in words if not re.fullmatch("[0-9]{1,18}", word)]:
         raise ConfigError("--without", f"{wrong[0]!r} is not a number of a row", "as in 3,4", edit(without=[3, 4]))
     _check_run_exists(options)
     from sft_nb.extras.replay import replay
@@ -123,7 +123,8 @@ def complete(
     if not words[1:]: found = [*COMMANDS, "--help", "--version"]
     elif words[0] == "completion": found = [*_SCRIPTS]
     else:
-        own, last = _OWN_OPTIONS.get(words[0], {}), words[-2] if words[-2] != "=" else words[-3]   # bash splits at =
+        before = words[:-2] if words[-2] == "=" else words[:-1]   # bash splits at =
+        own, last = _OWN_OPTIONS.get(words[0], {}), before[-1] if before else ""
         kinds = {flag(name): s.type for name, s in SETTINGS.items()} if words[0] in _WITH_SETTINGS else {}
         kinds |= {flag(name): option.kind for name, option in own.items() if not option.first}
         runs = sorted(os.path.dirname(path) for path in glob.glob("runs/*/config.json"))
