@@ -29,7 +29,8 @@ from sft_nb.batches.layout import CollatorWithPositions, DataCollatorFlattening,
 from sft_nb.config.load import Config, load_config
 from sft_nb.model.adapter import add_adapter
 from sft_nb.model.attention import register_varlen
-from sft_nb.model.finetuning.checkpointing import OnDevice, OnHost, offload_saved_tensors, recompute_layers
+from sft_nb.extras.offloading import OnHost, offload_saved_tensors
+from sft_nb.model.finetuning.checkpointing import OnDevice, recompute_layers
 from sft_nb.extras import cuda_graphs
 from sft_nb.model.generation import Decoder
 from sft_nb.model.hardware import choose_device, free_memory, is_out_of_memory, this_device

@@ -79,13 +79,11 @@ _MOVED = {f"sft_nb.{name}": f"sft_nb.{folder}.{name.split('.')[-1]}" for folder,
     "base": "credentials display escape extensions files installation progress report",
     "config": "settings bases", "rows": "thoughts",
     "model.finetuning": "optimizer model.optimizer model.checkpointing model.parallelism model.trl_trainer",
-    }.items() for name in names.split()} | {
-    "sft_nb.model.generate": "sft_nb.model.generation", "sft_nb.model.sampling": "sft_nb.model.generation",
-    "sft_nb.config_files": "sft_nb.config.files", "sft_nb.before_torch": "sft_nb.base.installation",
-    "sft_nb.base.before_torch": "sft_nb.base.installation", "sft_nb.rows.formats": "sft_nb.rows.readers",
-    "sft_nb.rows.column_names": "sft_nb.rows.readers",
-    "sft_nb.batches.collate": "sft_nb.batches.layout", "sft_nb.runs.environment": "sft_nb.runs.status",
-    "sft_nb.proof.reference": "sft_nb.proof.folder"} | (_extension("older_modules") or {})
+    }.items() for name in names.split()} | {f"sft_nb.{old}": f"sft_nb.{new}" for new, names in {
+    "base.installation": "before_torch base.before_torch", "config.files": "config_files",
+    "rows.readers": "rows.formats rows.column_names", "batches.layout": "batches.collate",
+    "model.generation": "model.generate model.sampling", "runs.status": "runs.environment",
+    "proof.folder": "proof.reference"}.items() for old in names.split()} | (_extension("older_modules") or {})
 
 
 class _OldNames:

@@ -103,7 +103,7 @@ def add_control(copy:Copy)->None:
     page, lines = "nbs/14_panels/02_rows.ipynb", marked("A control")
     copy.edit(page, "        self._fit_range()\n        self._bind()\n",
               f"        {lines['__init__']}\n        self._fit_range()\n        self._bind()\n")
-    copy.edit(page, "    self.table.observe(", f"    {lines['_bind']}\n    self.table.observe(")
+    copy.edit(page, "        self.table.observe(", f"        {lines['_bind']}\n        self.table.observe(")
     copy.edit(page, "controls_row(self.range, self.text, self.mark_listed)", lines["blocks"])
 
 

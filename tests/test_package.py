@@ -148,3 +148,10 @@ def test_variables_are_not_set_where_torch_has_read_them(monkeypatch):
     from sft_nb.base.installation import set_torch_environment
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     assert set_torch_environment() == {} and "GOMP_SPINCOUNT" not in os.environ
+
+
+def test_variables_of_the_user_are_recorded_also_where_ours_are_not_set(monkeypatch):
+    from sft_nb.base import installation
+    monkeypatch.delitem(installation._VALUES, "PYTORCH_ALLOC_CONF", raising=False)   # as in WSL
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
+    assert installation.torch_environment()["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:64"

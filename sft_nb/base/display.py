@@ -177,11 +177,9 @@ def wrap_report(
 def details_html(
     text:str,          # the line that is always visible
     inside:str,        # HTML that is visible when opened
-    *, opened:bool=False,
 )->Html:
     "A collapsible section"
-    now = " open" if opened else ""
-    return Html(f"<details{now}><summary style='cursor:pointer'>{as_html(text)}</summary>{inside}</details>")
+    return Html(f"<details><summary style='cursor:pointer'>{as_html(text)}</summary>{inside}</details>")
 
 # %% ../../nbs/00_base/02_display.ipynb #fac0bar1
 _TONES = ("#57606a", "#0969da", "#54aeff", "#8250df", "#1a7f37", "#bf8700", "#8c959f")   # none that suggests a warning

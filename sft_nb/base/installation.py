@@ -53,7 +53,7 @@ def set_torch_environment()->dict[str,str]:   # the variables that were set
 # %% ../../nbs/00_base/00_installation.ipynb #0108e34c
 def torch_environment()->dict[str,str]:
     "The variables that torch is loaded with; a run saves them in environment.json"
-    names = ("OMP_NUM_THREADS", *_VALUES, *_DECIDED_BY.values())
+    names = ("OMP_NUM_THREADS", *_VALUES, *_DECIDED_BY, *_DECIDED_BY.values())   # also where we do not set them
     found = {name: os.environ[name] for name in names if name in os.environ}
     return found | (dict(torch="loaded before sft_nb") if _TORCH_WAS_LOADED else {})
 

@@ -352,9 +352,9 @@ def warn(text:str, fix:Fix|str="", *, check:str="", step:int|None=None)->Finding
     "A finding that warns"
     return Finding(check, "warn", text, fix, step, step)
 
-def fail(text:str, fix:Fix|str="", *, check:str="", step:int|None=None)->Finding:
+def fail(text:str, fix:Fix|str="", *, check:str="")->Finding:
     "A finding of a check that failed"
-    return Finding(check, "fail", text, fix, step, step)
+    return Finding(check, "fail", text, fix)
 
 # %% ../../nbs/00_base/07_report.ipynb #f17a533c
 def named_figures(figures:dict)->dict:

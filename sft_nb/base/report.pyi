@@ -168,7 +168,7 @@ def skipped(text: str, fix: Fix | str='', *, check: str='') -> Finding:
 def warn(text: str, fix: Fix | str='', *, check: str='', step: int | None=None) -> Finding:
     """A finding that warns"""
 
-def fail(text: str, fix: Fix | str='', *, check: str='', step: int | None=None) -> Finding:
+def fail(text: str, fix: Fix | str='', *, check: str='') -> Finding:
     """A finding of a check that failed"""
 
 def named_figures(figures: dict[Any, Any]) -> dict[Any, Any]:

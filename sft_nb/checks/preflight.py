@@ -56,9 +56,7 @@ class FromWorkbench:
         return self.cfg.values(check) if is_planned and requested.keys() & {*DECIDED} else requested
 
     @property
-    def changed(self)->set[str]:
-        "Settings that are not at their default"
-        return {name for name in SETTINGS if not is_default(name, getattr(self.cfg, name))}
+    def changed(self)->set[str]: return {name for name in SETTINGS if not is_default(name, getattr(self.cfg, name))}
 
     hardware, tokenizer, data, plan, no_plan, cfg, shape, low_precision, tolerance = (
         property(attrgetter(f"bench.{part}")) for part in
@@ -90,9 +88,7 @@ class RowEvidence(FromWorkbench):
         return survey(self.data.train.tokens, ends=end_ids(tok), bos=tok.bos_token_id, vocabulary=len(tok))
 
     @cached_part
-    def extent(self)->Extent:
-        "Steps of the training, and passes over the rows"
-        return training_extent(self.bench.batches, **self.cfg.values(training_extent))
+    def extent(self)->Extent: return training_extent(self.bench.batches, **self.cfg.values(training_extent))
 
     @cached_part
     def trainer(self):
@@ -127,9 +123,7 @@ class RowEvidence(FromWorkbench):
         except SftError: return None
 
     @cached_part
-    def vocabulary(self)->int:
-        "Number of rows of the embedding"
-        return len(causal_lm(self.model).get_input_embeddings().weight)
+    def vocabulary(self)->int: return len(causal_lm(self.model).get_input_embeddings().weight)
 
     @cached_part
     def checkpoint_bytes(self)->int:
@@ -161,14 +155,10 @@ class BatchEvidence(RowEvidence):
         return self.bench.layout
 
     @cached_part
-    def batches(self)->list[list[int]]:
-        "Batches of the first epoch, of all processes"
-        return self.bench.batches.all_batches(0)
+    def batches(self)->list[list[int]]: return self.bench.batches.all_batches(0)
 
     @cached_part
-    def supervised_tokens(self):
-        "Number of supervised tokens of each training example"
-        return self.data.train.stats["supervised"]
+    def supervised_tokens(self): return self.data.train.stats["supervised"]
 
     def rows(self, numbers:list[int])->list[dict]:
         "Training examples; with sequence parallelism, one process's part of each"
@@ -196,9 +186,7 @@ class BatchEvidence(RowEvidence):
 class LayoutEvidence(BatchEvidence):
     "Evidence from a few rows in several layouts"
     @cached_part
-    def few_batch(self)->dict:
-        "The few rows as they are trained"
-        return self.layout.collate(self.few_rows)
+    def few_batch(self)->dict: return self.layout.collate(self.few_rows)
 
     @cached_part
     def compared_rows(self)->list[dict]:
@@ -209,9 +197,7 @@ class LayoutEvidence(BatchEvidence):
     def some_batch(self)->dict: return self.layout.collate(self.compared_rows)
 
     @cached_part
-    def reversed_batch(self)->dict:
-        "The rows of `some_batch` in reverse order"
-        return self.layout.collate(self.compared_rows[::-1])
+    def reversed_batch(self)->dict: return self.layout.collate(self.compared_rows[::-1])
 
     @cached_part
     def wide_batch(self)->dict:
@@ -381,9 +367,7 @@ class StepEvidence(TimedEvidence):
         return slopes(self.model, self.loss, self.score, self.few_batch, low_precision=self.low_precision)
 
     @cached_part
-    def optimizer(self):
-        "The configured optimiser"
-        return make_optimizer(self.model, **self.cfg.values(make_optimizer))
+    def optimizer(self): return make_optimizer(self.model, **self.cfg.values(make_optimizer))
 
     @cached_part
     def learned(self)->Learned:
@@ -484,15 +468,6 @@ def run_checks(
             phase.update(phase.done + 1)
     return findings
 
-def _estimated_seconds(
-    evidence:Evidence,   # with a first step
-)->float:
-    "Duration of the training's steps, by the faster of two measurements; evaluations and saving come on top"
-    first, learned = evidence.first_step, vars(evidence).get("learned")
-    rates = [first.seconds / first.tokens]   # seconds per token
-    if learned is not None and learned.seconds: rates.append(learned.seconds / evidence.few_batch["input_ids"].numel())
-    return min(rates) * evidence.training_tokens
-
 def training_summary(
     bench:Workbench,           # with rows and batches
     seconds:float|None=None,   # of all steps, as measured; None: as the plan estimates
@@ -522,7 +497,11 @@ def preflight_figures(
         figures["seconds_of_the_first_step"] = round(first.seconds, 3)
     if "extent" in made:
         figures |= dict(steps=evidence.extent.steps, passes_over_the_rows=evidence.extent.passes)
-        if first is not None: figures["estimated_seconds_of_all_steps"] = round(_estimated_seconds(evidence), 1)
+    if "extent" in made and first is not None:   # the faster of two measurements
+        token_seconds, learned = first.seconds / first.tokens, made.get("learned")
+        if learned is not None and learned.seconds:
+            token_seconds = min(token_seconds, learned.seconds / evidence.few_batch["input_ids"].numel())
+        figures["estimated_seconds_of_all_steps"] = round(token_seconds * evidence.training_tokens, 1)
     if "evaluated" in made: figures["held_out_loss"] = evidence.evaluated.loss
     if "learned" in made:
         steps, loss = evidence.learned.steps, evidence.learned.after

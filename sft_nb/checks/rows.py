@@ -99,7 +99,6 @@ def check_held_out(data:Data, *, eval_steps:float|None)->Finding|None:
     text = f"eval_steps is {eval_steps}, and no row is held out"
     return fail(text, edit(eval_fraction=.05) | edit(eval_file="rows.jsonl") | edit(eval_steps=None))
 
-# %% ../../nbs/09_checks/02_rows.ipynb #nrdchk01
 @check("data")
 def check_near_duplicates(data:Data)->list[Finding]|None:
     "rows do not nearly repeat others, and held-out questions are new"

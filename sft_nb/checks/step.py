@@ -32,9 +32,7 @@ class FirstStep:
     text_loss:float|None=None # nats per token of the whole rows; measured if `loss` is worse than guessing
 
     @property
-    def norm(self)->float:
-        "The norm of the whole gradient"
-        return math.sqrt(sum(n * n for n in self.norms.values()))
+    def norm(self)->float: return math.sqrt(sum(n * n for n in self.norms.values()))
 
 def take_step(
     model,
@@ -110,7 +108,6 @@ def check_own_loss(own_loss:tuple[float,float]|None, tolerance:float)->Finding|N
     if math.isnan(of_scores) or abs(own - of_scores) <= tolerance / 10 * abs(of_scores): return None
     text = f"the model computes its own loss, {own:.5g}, and its next-token scores give {of_scores:.5g}"
     return fail(text, "a {model} that is trained to predict the next token")
-
 
 # %% ../../nbs/09_checks/04_step.ipynb #balance2
 @dataclass(frozen=True)
@@ -232,9 +229,7 @@ class Slope:
     doubt:float        # uncertainty of `difference`
 
     @property
-    def off(self)->float:
-        "Relative difference of the two"
-        return abs(self.difference - self.gradient) / self.gradient
+    def off(self)->float: return abs(self.difference - self.gradient) / self.gradient
 
     def agrees(self, most:float)->bool:
         "Are both the difference and its uncertainty less than `most`, relative to the gradient?"

@@ -42,7 +42,6 @@ def _print_json_or_report(made, as_json:bool)->None:
     if as_json: _print_json(made.to_dict())
     else: _print_report(made)
 
-# %% ../../nbs/15_cli/01_commands.ipynb #76d4e57c
 _JSON = Option(bool, False, "print one JSON object and nothing else")
 _RUN = Option(str, ..., "directory of the run", first=True)
 _CHECKPOINT = Option(str, "adapter", "adapter: the result; or checkpoint-N")
@@ -113,7 +112,6 @@ def _card_as_device(args:list[str])->list[str]:
         return "--card" if is_card else name
     return join_options((renamed(name, texts), texts) for name, texts in split_options(args))
 
-# %% ../../nbs/15_cli/01_commands.ipynb #cabfc129
 _CARD = "a card that need not be here: h200-141gb, rtx4090-24gb ...; same as --device CARD"
 _LENGTHS = "tokens of sample rows, instead of preparing them"
 _PLAN = dict(config=_config_option(" or a run"), card=Option(str|None, None, _CARD),
@@ -154,7 +152,6 @@ def check_command(args:list[str])->int:
     else: _print_report(made.text(everything=options.all))
     return made.exit_code
 
-# %% ../../nbs/15_cli/01_commands.ipynb #9f45ade7
 def _check_files(cfg:Config)->None:
     "`SftError` for a missing file of rows, before torch is loaded"
     from sft_nb.rows.sources import open_rows
@@ -213,7 +210,6 @@ def _resume_run(options, cfg:Config, longer:dict, several:int|None):
     from sft_nb.training.train import resume
     return resume(run, max_time=max_time)
 
-# %% ../../nbs/15_cli/01_commands.ipynb #57d9a51c
 def _print_until_end(run, begin:int=0):
     "Print the output of a launched run from a place in its log until it ends; Ctrl-C stops it"
     try:
@@ -252,7 +248,6 @@ def _print_result(run, n_examples:int)->int:
     if status.state == "finished": _print_text("next, with it: sft_nb chat, merge or prove; if it disappoints: explain")
     return status.exit_code
 
-# %% ../../nbs/15_cli/01_commands.ipynb #91464fd1
 def _describe_losses(run)->str:
     "The first and the last loss, and how many steps followed the last"
     losses = [(m["step"], m["loss"]) for m in run.metrics() if "loss" in m]
@@ -262,7 +257,6 @@ def _describe_losses(run)->str:
     last, taken = losses[-1][0], run.status.step
     return text if last >= taken else f"{text}, the last logged of {taken} steps"
 
-# %% ../../nbs/15_cli/01_commands.ipynb #e29f8178
 def _score_or_explain(run, n_examples:int)->None:
     "Score a finished run, or say why it has no rows to score"
     from sft_nb.tokens.conversations import open_split
@@ -273,7 +267,6 @@ def _score_or_explain(run, n_examples:int)->None:
     from sft_nb.evaluation.evaluate import evaluate
     _print_scores(evaluate(run), n_examples)
 
-# %% ../../nbs/15_cli/01_commands.ipynb #bb96cf4f
 def _print_scores(evaluation, n_examples:int)->None:
     _print_report(f"\n{evaluation}")
     if n_examples and (shown := evaluation.examples(n_examples)): _print_report(f"\n{shown}")
@@ -308,7 +301,6 @@ def train_command(args:list[str])->int:
         _print_text(f"  sft_nb stop {path}\n  sft_nb evaluate {path}   when it has finished")
     return 0
 
-# %% ../../nbs/15_cli/01_commands.ipynb #0c5089d5
 def _start_training(options, cfg:Config, args:list[str]):
     "Resume, launch or train a run"
     if options.resume is not None:

@@ -39,7 +39,6 @@ COMMANDS = dict(
 
 _VERSION_LINE = f"sft_nb {__version__}"
 
-# %% ../../nbs/15_cli/03_console.ipynb #ebfc8a7b
 def _help_text()->str:
     "The text of `sft_nb --help`, wrapped for the terminal"
     width = terminal_width()

@@ -75,7 +75,6 @@ def _evaluation_options(options)->dict:
     if hasattr(options, "general"): how["general"] = options.general_file or options.general
     return how
 
-# %% ../../nbs/15_cli/02_evaluation.ipynb #0b26ea86
 def _check_target_exists(what:str, options, checkpoint:str="adapter"):
     "The target; ConfigError if there is no such run or model, before torch is loaded"
     from sft_nb.runs.locate import find_target
@@ -110,11 +109,11 @@ def evaluate_command(args:list[str])->int:
         raise ConfigError("--nearest", f"{options.run} is not a run", "a run, whose training rows are known",
                           edit(nearest=0))
     from sft_nb.evaluation.evaluate import evaluate
-    e, near = evaluate(options.run, checkpoint=options.checkpoint, **_evaluation_options(options)), None
-    if options.nearest: near = target.run.nearest_rows(target.checkpoint, n=options.nearest)
-    if options.json: _print_json(e.to_dict() | ({} if near is None else dict(nearest_rows=near.to_dict())))
-    else: _print_scores(e, options.examples)
-    if near is not None and not options.json: _print_report(f"\n{near}")
+    e = evaluate(options.run, checkpoint=options.checkpoint, **_evaluation_options(options))
+    if not options.json: _print_scores(e, options.examples)
+    near = target.run.nearest_rows(target.checkpoint, n=options.nearest) if options.nearest else None
+    if options.json: _print_json(e.to_dict() | (dict(nearest_rows=near.to_dict()) if near else {}))
+    elif near: _print_report(f"\n{near}")
     return 0
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0swe01
@@ -132,7 +131,6 @@ def sweep_command(args:list[str])->int:
     _print_json_or_report(made, options.json)
     return 0
 
-# %% ../../nbs/15_cli/02_evaluation.ipynb #cr0ver01
 _VERDICT = dict(
     run=_RUN, checkpoint=Option(str|None, None, "None: the best of the last sweep, else the adapter"),
     min_gain=Option(float, 0., "lower limit for the whole interval of the gain: 0.02 is 2 points"),
@@ -149,7 +147,6 @@ def verdict_command(args:list[str])->int:
     _print_json_or_report(made, options.json)
     return made.exit_code
 
-# %% ../../nbs/15_cli/02_evaluation.ipynb #cr0com01
 def compare_command(args:list[str])->int:
     "Compare two tuned models on the same rows: is the second better than the first?"
     return need_extension("commands", "sft_nb compare").compare_two(args)
@@ -196,10 +193,8 @@ def _make_asker(options):
             return generate(model, bench.tokenizer, [[*opening, *chat] for chat in chats], **how)
     return ask
 
-# %% ../../nbs/15_cli/02_evaluation.ipynb #279e1710
 _SAMPLING = ("temperature", "top_p", "stop", "seed")
 
-# %% ../../nbs/15_cli/02_evaluation.ipynb #cr0gen03
 def generate_command(args:list[str])->int:
     "Answer prompts with a model, and with its base for comparison if asked for"
     (_, first), *options = split_options(arrange(args, _GENERATE))   # words after the run are values of --prompt

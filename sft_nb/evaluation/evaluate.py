@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 
-
 from ..base.escape import escape_controls
 from ..base.display import Drawn, format_change, with_bar
 from ..base.view import own_fields, part_html, RecordTable, Table, View, view_text
@@ -63,9 +62,7 @@ class BaseAndTuned:
         return None if leaves_base(self.bench.requested) else self.bench.base()
 
     @contextmanager
-    def tuned(self):
-        "Context manager that yields the trained model"
-        yield self.model
+    def tuned(self): yield self.model
     @contextmanager
     def base(self):
         "Context manager that yields the model as it was before training"
@@ -92,9 +89,7 @@ class Evaluator:
         self.why_stored = ""   # why the base is not compared in 16 bits
 
     @cached_property
-    def baselines(self)->Baselines:
-        "The scores of trivial answers"
-        return Baselines(self.questions.by, trivial_answers(self.questions))
+    def baselines(self)->Baselines: return Baselines(self.questions.by, trivial_answers(self.questions))
 
     def compare_time(self,
         p:Progress,

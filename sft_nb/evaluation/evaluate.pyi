@@ -41,8 +41,7 @@ class BaseAndTuned:
         """None: the base is `model` without its adapter"""
 
     @contextmanager
-    def tuned(self) -> Any:
-        """Context manager that yields the trained model"""
+    def tuned(self) -> Any: ...
 
     @contextmanager
     def base(self) -> Any:
@@ -65,8 +64,7 @@ class Evaluator:
     def __init__(self, target: Target, bench: Workbench, questions: Questions, cache: GenerationCache, *, files: tuple[str, ...]=..., server: Any=None, progress: bool=True, shots: int=3) -> None: ...
 
     @cached_property
-    def baselines(self) -> Baselines:
-        """The scores of trivial answers"""
+    def baselines(self) -> Baselines: ...
 
     def compare_time(self, p: Progress, *, began: float) -> None:
         """After the first batch, a line if answers to all rows take more than a quarter of the training

@@ -17,7 +17,6 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from fastcore.basics import patch
 
 from ..base.credentials import redact, redact_json
 from ..base.view import as_json, own_fields, RecordTable, Viewable
@@ -155,9 +154,7 @@ class Scores:
         return "   ".join([f"{self.model:<6} {first[0] if first else by}", *first[1:], exact, shares, *more.values()])
 
     @property
-    def graded(self)->bool:
-        "Are answers right in part?"
-        return any(a.credit not in (None, 0., 1.) for a in self.answers)
+    def graded(self)->bool: return any(a.credit not in (None, 0., 1.) for a in self.answers)
 
     @property
     def thoughts(self)->str:
@@ -190,6 +187,36 @@ class Scores:
         "Did an older version score thoughts as answers? Their special tokens are not in its texts"
         if self.splits_thoughts: return False
         return has_thought_tokens(tokenizer) or any(split_thought(a.text).thought is not None for a in self.answers)
+
+    def values(self,
+        figure:str,      # accuracy, answered, ended, or a figure of the task
+    )->np.ndarray:       # (n,), in row order
+        "The figure of each answer; ConfigError for one that the answers do not have"
+        try: return np.array([a.value(figure) for a in self.answers])
+        except KeyError as e:
+            own = [name for name in (self.answers[0].figures if self.answers else ()) if name != "supervised"]
+            raise _no_figure(figure, ["accuracy", "answered", "ended", *own], in_training=True) from e
+
+    def contributions(self, figure:str)->np.ndarray:
+        "The part of each row in the figure of the set, which is their mean; negative for a loss: more is better"
+        values = self.values(figure)
+        if figure not in LOWER_IS_BETTER: return values
+        if "supervised" not in self.answers[0].figures: return -values
+        tokens = self.values("supervised")
+        return -values * tokens / max(tokens.mean(), 1e-9)   # a loss is a mean over tokens
+
+    def overall(self, figure:str)->float:
+        "The figure of the set, as the mean of `contributions`"
+        return float(self.contributions(figure).mean()) * (-1 if figure in LOWER_IS_BETTER else 1)
+
+    def interval_of(self, figure:str)->tuple[float,float]:
+        "95% interval of a figure of the set"
+        values = self.values(figure)
+        if figure in LOWER_IS_BETTER and "supervised" in self.answers[0].figures:
+            tokens, level = self.values("supervised"), self.overall(figure)
+            values = level + (values - level) * tokens / max(tokens.mean(), 1e-9)
+        if figure in self.scales: return mean_interval(values, clusters=self.clusters, largest=self.scales[figure])
+        return interval(values, clusters=self.clusters)
 
 _MOST_FIGURES = 5   # columns of figures
 
@@ -225,41 +252,7 @@ def _no_figure(
     fix = edit(by=best) | edit(metric_for_best_model=best) if in_training else edit(by=best)
     return ConfigError("figure", f"the answers have no {figure!r}", f"one of {', '.join(shown)}", fix)
 
-@patch
-def values(self:Scores,
-    figure:str,      # accuracy, answered, ended, or a figure of the task
-)->np.ndarray:       # (n,), in row order
-    "The figure of each answer; ConfigError for one that the answers do not have"
-    try: return np.array([a.value(figure) for a in self.answers])
-    except KeyError as e:
-        own = [name for name in (self.answers[0].figures if self.answers else ()) if name != "supervised"]
-        raise _no_figure(figure, ["accuracy", "answered", "ended", *own], in_training=True) from e
-
 # %% ../../nbs/12_evaluation/03_generations.ipynb #2d8b9088
-@patch
-def contributions(self:Scores, figure:str)->np.ndarray:
-    "The part of each row in the figure of the set, which is their mean; negative for a loss, so that more is better"
-    values = self.values(figure)
-    if figure not in LOWER_IS_BETTER: return values
-    if "supervised" not in self.answers[0].figures: return -values
-    tokens = self.values("supervised")
-    return -values * tokens / max(tokens.mean(), 1e-9)   # a loss is a mean over tokens
-
-@patch
-def overall(self:Scores, figure:str)->float:
-    "The figure of the set, as the mean of `contributions`"
-    return float(self.contributions(figure).mean()) * (-1 if figure in LOWER_IS_BETTER else 1)
-
-@patch
-def interval_of(self:Scores, figure:str)->tuple[float,float]:
-    "95% interval of a figure of the set"
-    values = self.values(figure)
-    if figure in LOWER_IS_BETTER and "supervised" in self.answers[0].figures:
-        tokens, level = self.values("supervised"), self.overall(figure)
-        values = level + (values - level) * tokens / max(tokens.mean(), 1e-9)
-    if figure in self.scales: return mean_interval(values, clusters=self.clusters, largest=self.scales[figure])
-    return interval(values, clusters=self.clusters)
-
 _SCALES = dict(bleu=100., chrf=100.)   # figures of a set that begin at 0, and where they end; others end at 1
 _OWN_UNITS = (*LOWER_IS_BETTER, *_SCALES)   # figures that are never shares
 
@@ -461,7 +454,6 @@ class Questions:
         return task.with_rows([*self.rows.values(), *(row for row, _ in self.training)])
     @property
     def limits(self)->dict[str,int]:
-        "Arguments of `answer_prompts`"
         return dict(max_new_tokens=self.cfg.max_new_tokens, thought_tokens=self.thought_tokens)
     @property
     def by(self)->str:
@@ -474,17 +466,15 @@ class Questions:
         return "loss" if figure == "perplexity" else figure
     @cached_property
     def key(self)->str:
-        "A hash of prompts and settings"
         return digest([self.prompts or [ids for e in self.examples for ids, _ in e], self.cfg.max_new_tokens])
 
-@patch
-def check_figure(self:Questions)->None:
-    "ConfigError if answers to these rows will not have the figure by which models are compared"
-    known = ["accuracy", "answered", "ended", *self.metrics, *(("loss", "perplexity") if self.examples else ())]
-    if self.by in (*known, headline_figure(self.task)): return
-    named = figure_names(self.task, list(self.rows.values()))
-    if not named or self.by in named: return   # without names, the first real answer decides
-    raise _no_figure(self.by, [*known, *(name for name in named if name not in known)])
+    def check_figure(self)->None:
+        "ConfigError if answers to these rows will not have the figure by which models are compared"
+        known = ["accuracy", "answered", "ended", *self.metrics, *(("loss", "perplexity") if self.examples else ())]
+        if self.by in (*known, headline_figure(self.task)): return
+        named = figure_names(self.task, list(self.rows.values()))
+        if not named or self.by in named: return   # without names, the first real answer decides
+        raise _no_figure(self.by, [*known, *(name for name in named if name not in known)])
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #5825e5cf
 _RECORD = re.compile(r"(?i)(^|_)(id|uid|doc|document|meeting|article|dialogue?|conversation|passage|record|session|"

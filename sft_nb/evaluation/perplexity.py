@@ -82,10 +82,9 @@ def forgetting(
     model,                 # tuned
     examples:list,         # from `general_examples`
     *, base=None,          # the model before training; None: `model` without its adapter
-    batch_tokens:int=2048,
 )->Forgetting:
     "Loss on unrelated text before and after training"
-    before, after, between = _losses_before_and_after(model, base, examples, batch_tokens)
+    before, after, between = _losses_before_and_after(model, base, examples, 2048)
     n, share = count_targets(examples), before.sum() / len(examples)
     rise = (after - before) / share   # per text; their mean is the rise of the sum
     low, high = mean_interval(rise)

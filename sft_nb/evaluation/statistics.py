@@ -19,17 +19,18 @@ import scipy   # scipy.stats is imported on use
 from ..base.report import pluralise, SftError
 
 # %% ../../nbs/12_evaluation/01_statistics.ipynb #7dc967ec
+_Z = 1.96   # standard errors on each side of a 95% interval
+
 def wilson(
-    k:int,           # successes, 0 <= k <= n
-    n:int,           # trials
-    *, z:float=1.96, # 1.96: a 95% interval
+    k:int,   # successes, 0 <= k <= n
+    n:int,   # trials
 )->tuple[float,float]:
-    "Confidence interval of a share; (0, 1) if there were no trials"
+    "95% interval of a share; (0, 1) if there were no trials"
     if n == 0: return 0., 1.
     p = k / n
-    centre = p + z * z / (2 * n)
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    shrink = 1 + z * z / n
+    centre = p + _Z * _Z / (2 * n)
+    half = _Z * math.sqrt(p * (1 - p) / n + _Z * _Z / (4 * n * n))
+    shrink = 1 + _Z * _Z / n
     return max(0., (centre - half) / shrink), min(1., (centre + half) / shrink)
 
 # %% ../../nbs/12_evaluation/01_statistics.ipynb #st0clu02
@@ -48,7 +49,7 @@ def grouped(
 # %% ../../nbs/12_evaluation/01_statistics.ipynb #st0boo01
 def _bounds_by_t(
     sums:np.ndarray, sizes:np.ndarray,   # from `grouped`, at least two clusters
-    z:float=1.96,                        # half-width in standard errors of a normal distribution
+    z:float=_Z,                          # half-width in standard errors of a normal distribution
 )->tuple[list[float],list[float]]:
     "Lower and upper bounds of a mean, by Student's t and by Hall's transformed t (1992, JRSS B 54:221)"
     G, mean = len(sizes), sums.sum() / sizes.sum()
@@ -83,7 +84,7 @@ def mean_interval(
     t = float(scipy.stats.t.ppf(.975, G - 1))
     error = float(np.sqrt(((sums - mean * sizes) ** 2).sum() * G / (G - 1))) / n
     rows = mean * (1 - mean) / error ** 2 if error > 1e-9 else n   # number of rows whose share would have this variance
-    rows = rows * (1.96 / t) ** 2
+    rows = rows * (_Z / t) ** 2
     if mean > 0: lower.append(scipy.stats.beta.ppf(.025, mean * rows, (1 - mean) * rows + 1))
     if mean < 1: upper.append(scipy.stats.beta.ppf(.975, mean * rows + 1, (1 - mean) * rows))
     return largest * max(0., float(min(lower))), largest * min(1., float(max(upper)))
@@ -168,9 +169,7 @@ class Difference:
         return (self.won + self.lost) / self.n
 
     @property
-    def differs(self)->bool:
-        "Do the models differ on any row?"
-        return self.won + self.lost > 0
+    def differs(self)->bool: return self.won + self.lost > 0
 
     @property
     def smallest(self)->float:
@@ -191,7 +190,7 @@ class Difference:
 
     def rows_to_tell(self, gain:float)->tuple[int,int|None]:
         "About how many rows would show a gain, if it is one standard error larger or smaller; None: no number would"
-        error = (self.high - self.low) / 2 / 1.96
+        error = (self.high - self.low) / 2 / _Z
         def rounded(rows:int)->int: return math.ceil(rows / (unit := 10 ** max(0, len(str(rows)) - 2))) * unit
         most = rounded(self.rows_for(gain - error)) if gain > error else None
         return rounded(self.rows_for(gain + error)), most if most is None or most <= 1_000_000 else None
@@ -277,7 +276,7 @@ def difference(
     base:Sequence[float]|np.ndarray,    # (n,), one value per row
     tuned:Sequence[float]|np.ndarray,   # in the same order
     *, clusters:list|None=None,
-    z:float=1.96,                  # standard errors on each side of the interval
+    z:float=_Z,                    # standard errors on each side of the interval
 )->Difference:
     "The difference between two models; `SftError` for a value that is not finite"
     d = _check_finite(tuned, "the tuned model") - _check_finite(base, "the base")
@@ -301,12 +300,11 @@ def largest(
     differences,                # (K, n): each checkpoint minus the base, on the same rows
     *, clusters:list|None=None,
     resamples:int=2000,
-    seed:int=0,
 )->np.ndarray:                  # (resamples,)
     "The largest of K statistics (a sum over its root of squares), when no checkpoint is better than the base"
     sums, _ = grouped(differences, clusters)
     t = _scale_differences(sums)
-    return _sums_with_random_signs(t.T, resamples, seed).max(-1)
+    return _sums_with_random_signs(t.T, resamples, seed=0).max(-1)
 
 @dataclass(frozen=True)
 class Pick:
@@ -320,7 +318,6 @@ def gain_of_choice(
     differences,                # (K, n): each checkpoint minus the base, on the same rows
     *, clusters:list|None=None,
     resamples:int=500,
-    seed:int=0,
 )->float:
     """Gain of the best of K on rows that did not choose it
 
@@ -328,7 +325,7 @@ def gain_of_choice(
     sums, sizes = grouped(differences, clusters)
     K, G = sums.shape
     if K == 1 or G == 1: return float((sums.sum(-1) / sizes.sum()).max())
-    drawn = np.random.default_rng(seed).multinomial(G, np.full(G, 1 / G), resamples)
+    drawn = np.random.default_rng(0).multinomial(G, np.full(G, 1 / G), resamples)
     drawn = drawn[(drawn == 0).any(-1)]
     chosen = (drawn @ sums.T / (drawn @ sizes)[:, None]).argmax(-1)
     others = (drawn == 0).astype(float)
@@ -347,7 +344,7 @@ def pick(
     sums, _ = grouped(d, clusters)
     seen = float(_scale_differences(sums).sum(-1)[best])
     upper = float((1 + (drawn >= seen - 1e-6).sum()) / (len(drawn) + 1))
-    z = max(1.96, float(np.quantile(drawn, .975)))
+    z = max(_Z, float(np.quantile(drawn, .975)))
     corrected = difference(base, candidates[best], clusters=clusters, z=z)
     p = max(corrected.p, min(1., 2 * upper))
     gain = float(np.clip(gain_of_choice(d, clusters=clusters), corrected.low, corrected.high))
@@ -363,7 +360,7 @@ def correct_for_choice(
     Tukey's studentised range (1953; Kramer, 1956, Biometrics 12:307) in place of the normal distribution."""
     if of <= 2: return d
     z, root = float(scipy.stats.studentized_range.ppf(.95, of, np.inf)) / math.sqrt(2), math.sqrt(2)
-    centre, half = (d.high + d.low) / 2, (d.high - d.low) / 2 * z / 1.96
+    centre, half = (d.high + d.low) / 2, (d.high - d.low) / 2 * z / _Z
     p = float(scipy.stats.studentized_range.sf(root * scipy.stats.norm.isf(d.p / 2), of, np.inf))
     return replace(d, low=centre - half, high=centre + half, p=max(d.p, min(1., p)))
 
@@ -381,36 +378,34 @@ def one_standard_error(
     return int(np.argmax(near))
 
 # %% ../../nbs/12_evaluation/01_statistics.ipynb #st0pow02
+_FOUND = .84162123   # standard errors beyond `_Z` at which a difference is found in 80% of cases
+
 def rows_needed(
     gain:float,               # gain to detect, in the figure's unit; as a share: .05
     differing:float=.2,       # for right/wrong answers, share of rows on which the models differ
     *, sd:float|None=None,    # for other figures, standard deviation of the paired differences
-    power:float=.8,           # probability of detecting it
-    z:float=1.96,             # of the test
 )->int:
-    "Rows that are needed to detect a gain"
-    if sd is not None: return math.ceil(((z + scipy.stats.norm.ppf(power)) * sd / gain) ** 2 + z * z / 2)
-    gain, found = abs(gain), scipy.stats.norm.ppf(power)
+    "Rows that are needed to detect a gain in 80% of cases"
+    if sd is not None: return math.ceil(((_Z + _FOUND) * sd / gain) ** 2 + _Z * _Z / 2)
+    gain = abs(gain)
     differing = max(differing, gain)
-    root = z * math.sqrt(differing) + found * math.sqrt(max(differing - gain * gain, 0))
+    root = _Z * math.sqrt(differing) + _FOUND * math.sqrt(max(differing - gain * gain, 0))
     return math.ceil(((root + math.sqrt(root * root + 4 * gain)) / (2 * gain)) ** 2)   # the exact test costs one row
 
 def detectable(
     n:int,                    # rows
     differing:float=.2,
-    *, sd:float|None=None,
-    power:float=.8,
-    z:float=1.96,             # the others as for `rows_needed`
+    *, sd:float|None=None,    # as for `rows_needed`, as is `differing`
 )->float:
     "The smallest gain that `n` rows can show; 1, or infinity with `sd`, if they can show none"
     if sd is not None:
-        rows = n - z * z / 2
-        return (z + float(scipy.stats.norm.ppf(power))) * sd / math.sqrt(rows) if rows > 0 else math.inf
-    low, high, how = 1e-6, 1., dict(power=power, z=z)
-    if n < 1 or rows_needed(high, differing, **how) > n: return 1.
+        rows = n - _Z * _Z / 2
+        return (_Z + _FOUND) * sd / math.sqrt(rows) if rows > 0 else math.inf
+    low, high = 1e-6, 1.
+    if n < 1 or rows_needed(high, differing) > n: return 1.
     for _ in range(50):
         middle = (low + high) / 2
-        if rows_needed(middle, differing, **how) > n: low = middle
+        if rows_needed(middle, differing) > n: low = middle
         else: high = middle
     return high
 
@@ -419,12 +414,11 @@ def power(
     gain:float=.05,           # the true gain, or a loss
     differing:float=.2,       # for right/wrong answers, share of rows on which the models differ
     *, sd:float|None=None,    # for other figures, standard deviation of the paired differences
-    z:float=1.96,             # of the test
 )->float:
     "The probability that `n` rows detect a difference; for right and wrong answers, by the exact test"
     if sd is not None:
-        reach = math.sqrt(max(n - z * z / 2, 0)) * abs(gain) / max(sd, 1e-12)
-        return float(scipy.stats.norm.cdf(reach - z))
+        reach = math.sqrt(max(n - _Z * _Z / 2, 0)) * abs(gain) / max(sd, 1e-12)
+        return float(scipy.stats.norm.cdf(reach - _Z))
     differing = max(differing, abs(gain))
-    reach = math.sqrt(n) * abs(gain) - z * math.sqrt(differing) - 1 / math.sqrt(n)   # the exact test costs one row
+    reach = math.sqrt(n) * abs(gain) - _Z * math.sqrt(differing) - 1 / math.sqrt(n)   # the exact test costs one row
     return float(scipy.stats.norm.cdf(reach / math.sqrt(max(differing - gain * gain, 1e-9))))

@@ -107,7 +107,6 @@ class Sweep(Ranking):
 
     @property
     def models(self)->dict[str,Scores]:
-        "The scores to show, the base first"
         stored = {} if self.stored is None else {self.stored.model: self.stored}
         return dict(base=self.base) | stored | self.checkpoints
 
@@ -120,9 +119,7 @@ class Sweep(Ranking):
         return replace(picked, difference=with_unit(picked.difference, self.by, self.base, *self.checkpoints.values()))
 
     @cached_property
-    def pick(self)->Pick:
-        "The best checkpoint compared with the base"
-        return self.pick_over(self.base.contributions(self.by))
+    def pick(self)->Pick: return self.pick_over(self.base.contributions(self.by))
     @cached_property
     def over_trivial(self)->Difference|None:
         "The best checkpoint less the best trivial answer, corrected for having been picked"

@@ -69,8 +69,7 @@ class Sweep(Ranking):
     again: str
 
     @property
-    def models(self) -> dict[str, Scores]:
-        """The scores to show, the base first"""
+    def models(self) -> dict[str, Scores]: ...
 
     def pick_over(self, values: np.ndarray) -> Pick:
         """The best checkpoint, corrected for having been picked
@@ -79,8 +78,7 @@ class Sweep(Ranking):
             values: the part of each row, of what checkpoints are compared with"""
 
     @cached_property
-    def pick(self) -> Pick:
-        """The best checkpoint compared with the base"""
+    def pick(self) -> Pick: ...
 
     @cached_property
     def over_trivial(self) -> Difference | None:

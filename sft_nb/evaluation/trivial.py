@@ -89,18 +89,14 @@ def _label_shares(questions:Questions)->Trivial|None:
     return Trivial("label shares", figures, (-nats / tokens).tolist(),
                    source="training rows" if questions.training else "held-out rows")
 
-def _has_slow_metrics(questions:Questions)->bool:
-    "Would your figures of trivial answers take too long, as those of a judge do?"
-    if not questions.metrics: return False
-    began = time.monotonic()
-    try: own_figures(questions.metrics, [""], questions.raw[:1], [*questions.rows][:1])
-    except SftError: return True   # it cannot judge an empty answer
-    return 4 * len(questions.rows) * (time.monotonic() - began) > _SECONDS
-
 def trivial_answers(questions:Questions)->list[Trivial]:
     "Trivial answers to held-out rows and their scores; none for texts without a prompt, or where scoring is slow"
-    if not questions.prompts or _has_slow_metrics(questions): return []
-    by, n, found = questions.by, len(questions.rows), []
+    by, n, found, began = questions.by, len(questions.rows), [], time.monotonic()
+    if not questions.prompts: return []
+    if questions.metrics:   # of yours, which may be as slow as a judge, or unable to judge an empty answer
+        try: own_figures(questions.metrics, [""], questions.raw[:1], [*questions.rows][:1])
+        except SftError: return []
+        if 4 * n * (time.monotonic() - began) > _SECONDS: return []
     by_answers = replace(questions, figure="accuracy") if by in LOWER_IS_BETTER else questions   # an answer has no loss
     expected = expected_answers(questions.task, [*questions.rows.values()])
     if not expected: return []

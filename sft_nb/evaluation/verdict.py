@@ -74,13 +74,6 @@ def _judge_gain(d:Difference, min_gain:float)->tuple[str,str]:
         advice = f"about {fewest:,} {'rows or more' if most is None else f'to {most:,} rows'} would tell"
     return "cannot tell", f"{seen}{required}; {advice}"
 
-def _judge_forgetting(f:Forgetting, limit:float|None)->tuple[str,str]|None:
-    "Does forgetting count against the model? None: no"
-    text = f"{f.headline}, 95% interval {f.low:+.1%} to {f.high:+.1%}"
-    if limit is None: return (_AT_A_COST, text) if f.low > _MUCH_FORGETTING else None
-    if f.high <= limit: return None
-    return ("worse" if f.low > limit else "cannot tell"), f"{text}, and it may rise by {limit:.1%} at most"
-
 def decide(
     d:Difference,                    # tuned minus base; corrected for selection, if any
     *, min_gain:float=0.,            # in the figure's unit: .02 of a share is 2 points
@@ -97,9 +90,14 @@ def decide(
         elif found != "better" and text == "better": text, found = found, f"not shown to be better than {over}"
         else: found = ""
         if found: reason = f"{found}: {why}; over the base {reason}"
-    against = forgotten and _judge_forgetting(forgotten, max_forgetting)
-    if against and (against[0] == "worse" or text == "better"):
-        text, reason = against[0], f"{reason}; {against[1]}" if text == "better" else against[1]
+    against = ""   # what forgetting makes of it
+    if forgotten is None: pass
+    elif max_forgetting is None: against = _AT_A_COST if forgotten.low > _MUCH_FORGETTING else ""
+    elif forgotten.high > max_forgetting: against = "worse" if forgotten.low > max_forgetting else "cannot tell"
+    if against == "worse" or against and text == "better":
+        why = f"{forgotten.headline}, 95% interval {forgotten.low:+.1%} to {forgotten.high:+.1%}"
+        if max_forgetting is not None: why += f", and it may rise by {max_forgetting:.1%} at most"
+        text, reason = against, f"{reason}; {why}" if text == "better" else why
     return Verdict(text, reason, d, over if over_trivial else "", over_trivial, forgotten=forgotten)
 
 # %% ../../nbs/12_evaluation/07_verdict.ipynb #6c919a91

@@ -125,7 +125,7 @@ class Case:
         "A part; `Missing`, with the reason, if it cannot be made"
         if name in self.missing: raise Missing(self.missing[name])
         try: return getattr(self, name)
-        except Missing as e: raise e
+        except Missing: raise
         except Exception as e:   # rows, tasks and weights of others can fail in any way
             self.missing[name] = e.reason if isinstance(e, SftError) else f"{type(e).__name__}: {error_summary(e)}"
             raise Missing(self.missing[name]) from e

@@ -129,9 +129,11 @@ def _find_warmup(run, cfg):
     return [Cause("warmup", "certain" if share >= .8 else "likely", share, (
         f"the learning rate rises for {share:.0%} of the {pluralise(steps, 'step')}",), edit(warmup_steps=.03))]
 
+def _log_ratio(rate:float, usual:float)->float: return math.log10(max(rate, 1e-12) / usual)
+
 @_add_finder
 def _find_rate(cfg, recommended_rate, losses):
-    off = math.log10(max(cfg.learning_rate, 1e-12) / recommended_rate)
+    off = _log_ratio(cfg.learning_rate, recommended_rate)
     if abs(off) < 1.3 or len(losses) < 2 or losses[-1] < .3 * losses[0]: return None
     return [Cause("rate_high" if off > 0 else "rate_low", "likely", min(1., abs(off) / 3), (
         f"{cfg.learning_rate:g}, and {recommended_rate:g} is usual for a base of this width",
@@ -413,8 +415,6 @@ def _in_words(settings:dict)->str:
         if isinstance(v, tuple): return " ".join(v)
         return f"{v:g}" if isinstance(v, float) else str(v)
     return ", ".join(f"{name} {short(v)}" for name, v in settings.items())
-
-def _log_ratio(rate:float, usual:float)->float: return math.log10(max(rate, 1e-12) / usual)
 
 def _settings_to_try(case:Measured)->list[_Try]:
     "Settings that may be mended, the most unusual first"

@@ -28,9 +28,8 @@ from ..tokens.encode import encode_prompts
 from ..tokens.template import Template
 from ..batches.layout import text_config
 from ..proof.merge import merge_command, with_system_prompt
-from ..proof.folder import Reference
 from ..proof.folder import (
-    Expected, failed, flatten_config, Folder, NUMBER_FORMATS, passed, ProofStage, run_check, stored_as)
+    Expected, failed, flatten_config, Folder, NUMBER_FORMATS, passed, ProofStage, Reference, run_check, stored_as)
 from .prompt_causes import find_cause, PromptComparison, RenderedPrompt
 
 # %% ../../nbs/16_extras/11_folder_checks.ipynb #92b56156

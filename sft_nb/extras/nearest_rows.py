@@ -17,10 +17,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..base.escape import escape_html
 from ..base.files import write_atomically
 from ..base.progress import format_duration, log, log_disk_error, Phase, show_progress
 from ..base.report import ConfigError, edit, pluralise
-from ..base.view import own_fields, Table, View, Viewable
+from ..base.view import own_fields, part_html, Table, View, Viewable
 from ..config.load import Config
 from ..tokens.conversations import conversation
 from ..tokens.dataset import Data, Split
@@ -258,11 +259,23 @@ class Neighbours:
                  for k in np.argsort(-order, kind="stable")[:each] if kind == "meaning" or order[k] > 0]
         return self.rows(*zip(*found))
 
+    def near_html(self, where:str)->str:
+        "The rows of `near` as HTML, or that the row was not measured"
+        rows = self.near(where)
+        table = part_html(rows_table(rows)) if rows else "this row was not measured"
+        notes = "".join(f"<div>{escape_html(note)}</div>" for note in self.notes)
+        return f"<div style='margin-top:6px'><b>Training rows near it</b></div>{table}{notes}"
+
     def doubtful(self, n:int)->list[MeasuredRow]:
         "The training rows with the largest doubt, those first"
         return self.rows(np.argsort(-self.train.doubt, kind="stable")[:n].tolist())
 
 def measured_file(run:Run, checkpoint:str)->Path: return run.path/"eval"/f"nearest-{checkpoint}.npz"
+
+def _require_rows(**numbers:int)->None:
+    "ConfigError for a number of rows, by its parameter, that is not positive"
+    for name, n in numbers.items():
+        if n < 1: raise ConfigError(name, f"it is {n}", "at least one row", f"{name}=5")
 
 @show_progress()
 def measure_rows(
@@ -271,9 +284,9 @@ def measure_rows(
     *, most:int=2000,           # training rows, drawn at random if there are more
 )->Neighbours:
     "Measure the rows of a run, or read what was measured; ConfigError if they have changed since it was trained"
-    if most < 1: raise ConfigError("most", f"it is {most}", "at least one training row", "most=2000")
+    _require_rows(most=most)
     run = open_run(run)
-    if checkpoint is None: checkpoint = _sweep_of(run).best if _sweep_of(run) else "adapter"
+    if checkpoint is None: checkpoint = sweep.best if (sweep := _sweep_of(run)) else "adapter"
     folder, bench = run.weights(checkpoint), Workbench(run.config, is_resolved=True)
     with missing_rows_are_of_the_run(run.path): bench.make("data")
     check_same_rows(run, bench.data)
@@ -372,6 +385,7 @@ def nearest_rows(
     most:int=2000,              # training rows to measure, drawn at random if there are more
 )->NearestRows:
     "Wrong held-out answers, or held-out rows without scores, and training rows near them; ConfigError for no such rows"
+    _require_rows(n=n, each=each)
     found = measure_rows(run, checkpoint, most=most)
     if not found.places:
         raise ConfigError(f"nearest rows of {found.run.name}", "no rows are held out", "rows near which to look",
@@ -397,5 +411,6 @@ def doubtful_rows(
     most:int=2000,              # training rows to measure, drawn at random if there are more
 )->DoubtfulRows:
     "The training rows whose answers surprise the trained model most; mislabelled ones do"
+    _require_rows(n=n)
     found = measure_rows(run, checkpoint, most=most)
     return DoubtfulRows(found.run.name, found.checkpoint, found.doubtful(n), len(found.train.examples), found.notes)

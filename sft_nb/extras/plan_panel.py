@@ -19,7 +19,7 @@ from ..tokens.dataset import Data
 from ..tokens.prepare import prepare
 from ..model.hardware import Device, DEVICES, find_device
 from ..planning.plan import findings, plan, Plan
-from ..panels.panel import bar_row_html, Choice, Control, controls_row, error_html, Number, Panel, table_html
+from ..panels.panel import Choice, Control, controls_row, error_html, Number, Panel, table_html
 
 # %% ../../nbs/16_extras/07_plan_panel.ipynb #plp00006
 CHANGEABLE = ("method", "gradient_checkpointing", "lora_r", "max_length", "per_device_train_batch_size",
@@ -113,7 +113,6 @@ def _format_bytes(n:float)->str:
     "Bytes for people"
     return f"{n / 2**30:.2f} GiB" if n >= 2**30 / 10 else f"{n / 2**20:.1f} MiB"
 
-
 # %% ../../nbs/16_extras/07_plan_panel.ipynb #plp00016
 @patch
 def _bars(self:PlanState)->str:
@@ -123,8 +122,13 @@ def _bars(self:PlanState)->str:
     sizes = [(_NAMES[part], n, tones[part]) for part, n in made.shown_parts.items()]
     sizes.append(("together", made.training, "#7d8590"))
     if made.evaluation: sizes.append(("an evaluation", made.evaluation, "#7d8590"))
-    rows = [bar_row_html(name, _format_bytes(n), n / most, tone) for name, n, tone in sizes]
-    return f"<table style='font-size:13px;width:100%;max-width:640px'>{''.join(rows)}</table>"
+    cell, rows = "padding:1px 10px 1px 0;text-align", ""   # with widths: JupyterLab's columns are equal otherwise
+    for name, n, tone in sizes:
+        bar = f"<div style='background:{tone};height:9px;width:{100 * n / most:.1f}%;min-width:1px'></div>"
+        rows += (f"<tr><td style='{cell}:left;width:34%'>{escape_html(name)}</td>"
+                 f"<td style='{cell}:right;width:18%'>{escape_html(_format_bytes(n))}</td>"
+                 f"<td style='text-align:left;width:48%'>{bar}</td></tr>")
+    return f"<table style='font-size:13px;width:100%;max-width:640px'>{rows}</table>"
 
 _TONES = ("#2b7fc4", "#56b4e9", "#00795a", "#e69f00", "#a3447d", "#8a6300", "#8c959f")
 

@@ -25,8 +25,9 @@ from ..config.bases import is_gguf
 from ..tokens.tokenizer import load_tokenizer, without_day
 from ..runs.directory import Run
 from .openai_client import is_local, ServerReply, RequestRejected, Server
-from ..proof.folder import GreedyAnswer, logprob_differences, mean_or_nan, Reference
-from ..proof.folder import Expected, failed, passed, ProofStage, run_check, stored_as
+from sft_nb.proof.folder import (
+    Expected, failed, GreedyAnswer, logprob_differences, mean_or_nan, passed, ProofStage, Reference, run_check,
+    stored_as)
 from ..proof.prove import Served
 from .prompt_causes import find_cause, prompt_with_argument, PromptComparison
 from .folder_checks import (

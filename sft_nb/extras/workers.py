@@ -44,9 +44,10 @@ def _start_worker(reader:"Reader", parent:int)->None:
     threading.Thread(target=watch, daemon=True).start()
 
 def _encode_block(first:int, rows:list)->tuple[list[tuple],RowStatistics,Encoded]:
-    "In a worker: exclusion reason and loose key of each row, statistics and tokens of a block of rows"
+    "In a worker: why each row is dropped and its loose key, statistics and tokens of a block of rows"
     (batch, encoded), = _worker_reader.alone([(first, rows)])
-    return [(row.drop_reason, row.loose) for row in batch.rows], batch.seen, encoded
+    kept = ("drop_reason", "drop_kind", "loose")
+    return [{name: getattr(row, name) for name in kept} for row in batch.rows], batch.seen, encoded
 
 @contextmanager
 def _fork_workers(reader:Reader, n:int)->Iterator[ProcessPoolExecutor]:
@@ -95,6 +96,5 @@ def _finish_block(reader:Reader, block:tuple[int,list], encoding:Future|None)->t
     first, rows = block
     try: outcomes, seen, encoded = encoding.result()
     except Exception: return next(reader.alone([block]))   # a real error is raised again here
-    found = [Row(place, as_recorded(row), [], [], why, loose=loose)
-             for (place, row), (why, loose) in zip(rows, outcomes)]
+    found = [Row(place, as_recorded(row), [], [], **outcome) for (place, row), outcome in zip(rows, outcomes)]
     return Batch(first, found, seen), encoded

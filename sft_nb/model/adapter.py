@@ -85,13 +85,6 @@ def excluded_modules(model)->str|None:
     if inside: patterns.add(rf"(?!{re.escape(inside)}\.).*")
     return "|".join(sorted(patterns)) or None
 
-# %% ../../nbs/06_model/07_adapter.ipynb #9c72f70e
-def _matching_layers(wanted:str, linear:list[str])->list[str]:
-    "The layers that a name refers to, be it that of a layer or of a block"
-    if any(_short_name(path) == wanted for path in linear): return [wanted]
-    inside = _INSIDE.get(wanted, ("\n",))
-    return sorted({_short_name(path) for path in linear if path.rpartition(".")[0].endswith(inside)})
-
 # %% ../../nbs/06_model/07_adapter.ipynb #0cb19651
 def target_modules(
     model,                    # a base
@@ -106,7 +99,9 @@ def target_modules(
         is_plain = not expert_parameters(model) and passed_by <= {model.get_output_embeddings()}
         return "all-linear" if is_plain else sorted(names)
     for w in wanted:
-        meant = _matching_layers(w, [*linear])
+        inside = _INSIDE.get(w, ())   # a name may be that of a layer or of a block
+        in_blocks = {_short_name(path) for path in linear if path.rpartition(".")[0].endswith(inside)}
+        meant = [w] if w in names else sorted(in_blocks)
         if not meant and w not in expert_words(model):
             all_names = sorted({*names, *expert_words(model)})
             near = difflib.get_close_matches(w, [*all_names, *_INSIDE], 1, .4) or ["all-linear"]
@@ -118,7 +113,7 @@ def target_modules(
 
 # %% ../../nbs/06_model/07_adapter.ipynb #2bb8a4f7
 def _saved_modules(model, wanted:tuple[str,...]|None)->list[str]|None:
-    "`modules_to_save` for `LoraConfig`; ConfigError for a name that the model does not have"
+    "`modules_to_save` for `LoraConfig`; ConfigError for a name that the model does not have, or has in 4 or 8 bits"
     names = {n.rpartition(".")[2] for n, _ in model.named_modules() if n}
     for w in wanted or ():
         if w in names: continue
@@ -126,18 +121,13 @@ def _saved_modules(model, wanted:tuple[str,...]|None)->list[str]|None:
         expected = f"the nearest is {near[0]}" if near else ""
         fix = edit(modules_to_save=(near[0] if near else "lm_head",))
         raise ConfigError("modules_to_save", f"the model has no module {w!r}", expected, fix)
-    _refuse_quantised(model, wanted or ())
-    return list(wanted) if wanted else None
-
-# %% ../../nbs/06_model/07_adapter.ipynb #b02a4468
-def _refuse_quantised(model, wanted:tuple[str,...])->None:
-    "ConfigError for a module that is stored in 4 or 8 bits, because such weights cannot be trained"
     for name, module in model.named_modules():
-        whole = name.rpartition(".")[2] in wanted
-        if not whole or all(p.is_floating_point() for p in module.parameters()): continue
+        is_wanted = name.rpartition(".")[2] in (wanted or ())
+        if not is_wanted or all(p.is_floating_point() for p in module.parameters()): continue
         found = f"{name} is stored in 4 or 8 bits, which cannot be trained"
         raise ConfigError("modules_to_save", found, "modules in 16 or 32 bits: lm_head, embed_tokens",
                           edit(method="lora") | edit(modules_to_save=None))
+    return list(wanted) if wanted else None
 
 # %% ../../nbs/06_model/07_adapter.ipynb #4b07383e
 def _token_rows(model, tokenizer, tokens:tuple|None, trained_whole:tuple|None)->dict[str,list[int]]|None:
@@ -158,7 +148,6 @@ def _token_rows(model, tokenizer, tokens:tuple|None, trained_whole:tuple|None)->
 # %% ../../nbs/06_model/07_adapter.ipynb #743c0080
 _BEGINNINGS = ("default", "gaussian", "orthogonal", "olora", "mica", "pissa", "pissa_niter_16")
 
-# %% ../../nbs/06_model/07_adapter.ipynb #912857e5
 def initial_weights(name:str, *, quantised:bool)->str|bool:
     "`init_lora_weights` for `LoraConfig`; ConfigError for a value that peft does not know, or cannot use with 4 bits"
     known = [b for b in _BEGINNINGS if not quantised or not b.startswith("pissa")]
@@ -186,15 +175,6 @@ def _refuse_beside_experts(*, lora_dropout:float, use_dora:bool, init_lora_weigh
     leave_out = edit(lora_target_modules=("attention",), lora_target_parameters=None)
     raise ConfigError("lora_target_parameters", found, expected, fix | leave_out)
 
-def _expert_patterns(model, parameters:list[str], lora_r:int, lora_alpha:float, use_rslora:bool)->dict:
-    "Rank and alpha patterns for experts, chosen so that a token passes through as much adapter as in a dense layer"
-    r = expert_rank(lora_r, model.config)
-    share = r / lora_r
-    names = {".".join(name.split(".")[-2:]) for name in expert_parameters(model)}
-    patterns = [re.escape(name) for name in parameters if name in names]
-    alpha = lora_alpha * (share ** .5 if use_rslora else share)
-    return dict(rank_pattern=dict.fromkeys(patterns, r), alpha_pattern=dict.fromkeys(patterns, alpha))
-
 # %% ../../nbs/06_model/07_adapter.ipynb #23e40b40
 def lora_config(
     model,       # a base from `load_base`
@@ -215,17 +195,24 @@ def lora_config(
     elif lora_target_modules == ("none",):
         raise ConfigError("lora_target_modules", "it is none, and lora_target_parameters names nothing",
                           "something to adapt", edit(lora_target_modules=("all-linear",)))
+    # a token passes through as much adapter in the experts it chooses as in a dense layer
+    r_of_expert = expert_rank(lora_r, model.config)
+    share = r_of_expert / lora_r
+    expert_names = {".".join(name.split(".")[-2:]) for name in expert_parameters(model)}
+    experts = [re.escape(name) for name in parameters if name in expert_names]
+    alpha_of_expert = lora_alpha * (share ** .5 if use_rslora else share)
     by_name = auto_class(model.config) is AutoModelForCausalLM   # otherwise peft writes the class name
     adapter = LoraConfig(
         r=lora_r, lora_alpha=lora_alpha, lora_dropout=lora_dropout, bias="none",
         task_type="CAUSAL_LM" if by_name else None,
         target_modules=target_modules(model, lora_target_modules), exclude_modules=excluded_modules(model),
-        target_parameters=parameters or None, **_expert_patterns(model, parameters, lora_r, lora_alpha, use_rslora),
+        target_parameters=parameters or None, rank_pattern=dict.fromkeys(experts, r_of_expert),
+        alpha_pattern=dict.fromkeys(experts, alpha_of_expert),
         modules_to_save=_saved_modules(model, modules_to_save),
         trainable_token_indices=_token_rows(model, tokenizer, train_tokens, modules_to_save),
         use_rslora=use_rslora, use_dora=use_dora,
         init_lora_weights=initial_weights(init_lora_weights, quantised=method == "qlora"))
-    if experts := extension("weights"): adapter._register_custom_module({torch.nn.Module: experts.wrap_packed})
+    if packing := extension("weights"): adapter._register_custom_module({torch.nn.Module: packing.wrap_packed})
     return adapter
 
 # %% ../../nbs/06_model/07_adapter.ipynb #0a859ad8
@@ -234,7 +221,6 @@ def _as_autocast_wants(x, dtype:torch.dtype):
     if x is None or torch.is_autocast_enabled(x.device.type): return x
     return x.to(dtype)
 
-# %% ../../nbs/06_model/07_adapter.ipynb #60fe36dd
 def spare_casts(
     model,   # a PeftModel
 ):           # the same
@@ -256,7 +242,6 @@ def tie_adapters(
         other = first.setdefault(key, layer)
         for name in ("lora_A", "lora_B", "lora_magnitude_vector"): setattr(layer, name, getattr(other, name))
     return model
-
 
 # %% ../../nbs/06_model/07_adapter.ipynb #57dcd8c0
 @lru_cache
@@ -366,7 +351,6 @@ def train_in_full(model, patterns:tuple[str,...]|None=None)->None:
     trained = full_parameters(model, patterns)
     model.requires_grad_(False)
     for name in trained: model.get_parameter(name).requires_grad_(True)
-
 
 # %% ../../nbs/06_model/07_adapter.ipynb #bda7fa01
 def add_adapter(
@@ -535,7 +519,6 @@ def check_trained(
         raise SftError(str(path/"adapter_config.json"), f"it has rank {rank:,}, and the weights {max(ranks)}", "",
                        "the adapter_config.json that was saved with these weights")
 
-# %% ../../nbs/06_model/07_adapter.ipynb #346cd826
 def load_adapter(
     cfg:Config,          # of the run
     tokenizer:Any,

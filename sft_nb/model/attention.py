@@ -38,17 +38,6 @@ class Documents(NamedTuple):
         "Tokens of each document; waits for the device if the host does not know them"
         return tuple(self.cu.diff().tolist()) if self.known is None else self.known
 
-# %% ../../nbs/06_model/03_attention.ipynb #55e9665b
-def _sliding_window(see:Callable, at:torch.Tensor, first:int, n:int)->int|None|bool:
-    "The window: how many tokens the last token of a document sees (None: all); False if it is no sliding window"
-    last = see(at[first + n - 1], at[first:first + n])
-    count = int(last.sum())
-    if count == n: return None
-    suffix = torch.equal(last, torch.arange(n, device=at.device) >= n - count)
-    before = int(see(at[first + n - 2], at[first:first + n - 1]).sum())
-    return count if suffix and before == count else False
-
-# %% ../../nbs/06_model/03_attention.ipynb #5b11a4f1
 def find_documents(
     mask_function:Callable,  # (batch, head, query, key) -> is it visible? on index tensors, as in transformers
     T:int,                   # tokens in the row
@@ -63,8 +52,12 @@ def find_documents(
     begins = cu.tolist()
     lengths = tuple(b - a for a, b in zip(begins, begins[1:]))
     n, first = max(zip(lengths, begins))
-    window = _sliding_window(see, at, first, n)
-    return None if window is False else Documents(cu, n, window, known=lengths)
+    last = see(at[first + n - 1], at[first:first + n])   # what the last token of the longest document sees
+    window = int(last.sum())
+    if window == n: return Documents(cu, n, None, known=lengths)
+    sees_the_nearest = torch.equal(last, torch.arange(n, device=device) >= n - window)
+    before = int(see(at[first + n - 2], at[first:first + n - 1]).sum())
+    return Documents(cu, n, window, known=lengths) if sees_the_nearest and before == window else None
 
 # %% ../../nbs/06_model/03_attention.ipynb #5d78f2fe
 @lru_cache
@@ -76,12 +69,10 @@ def _known_code()->tuple[set, object]:
         known.add(masks.remap_positions_for_packed_sequence(None, None))
     return {f.__code__ for f in known}, masks.sliding_window_overlay(1).__code__
 
-# %% ../../nbs/06_model/03_attention.ipynb #35687825
 def _closure_values(f:Callable)->dict:
     "The variables that a function closes over"
     return dict(zip(f.__code__.co_freevars, (cell.cell_contents for cell in f.__closure__ or ())))
 
-# %% ../../nbs/06_model/03_attention.ipynb #6a80e2d7
 def window_of(
     mask_function:Callable,   # as for `find_documents`
 )->int|None|bool:             # False: it has an unknown part, so it must be called
@@ -121,7 +112,6 @@ class _Assumed(NamedTuple):
 
 _ASSUMED:ContextVar[_Assumed|None] = ContextVar("assumed", default=None)
 
-# %% ../../nbs/06_model/03_attention.ipynb #3d3cad9e
 @contextmanager
 def assume_documents(
     *lengths:int,   # tokens of each document
@@ -139,16 +129,6 @@ def _cannot_be_shared(found:str)->SftError:
     return SftError("sequence_parallel_size", f"this model has {found}", "attention over documents, varlen",
                     edit(sequence_parallel_size=1))
 
-def _find_documents(mask_function:Callable, T:int, device)->Documents|None:
-    "The documents that were announced, else those that the mask function describes"
-    if (announced := _ANNOUNCED.get()) is not None:
-        cu, longest, share, lengths = announced
-        window = window_of(mask_function)
-        if window is not False: return Documents(cu, longest, window, share, lengths)
-        if share is not None: raise _cannot_be_shared("a mask of its own")
-    return find_documents(mask_function, T, device)
-
-# %% ../../nbs/06_model/03_attention.ipynb #b8ae2c57
 def varlen_mask(
     batch_size:int,
     q_length:int,
@@ -165,35 +145,35 @@ def varlen_mask(
         window = window_of(mask_function) or None   # False: unknown
         return Documents(torch.zeros(len(assumed.lengths) + 1, dtype=torch.int32), max(assumed.lengths), window)
     if attention_mask is None and batch_size == 1 and q_length == kv_length and not use_vmap:
-        if (docs := _find_documents(mask_function, q_length, device)) is not None: return docs
+        if (announced := _ANNOUNCED.get()) is not None:
+            cu, longest, share, lengths = announced
+            window = window_of(mask_function)
+            if window is not False: return Documents(cu, longest, window, share, lengths)
+            if share is not None: raise _cannot_be_shared("a mask of its own")
+        if (docs := find_documents(mask_function, q_length, device)) is not None: return docs
     return transformers.masking_utils.sdpa_mask(batch_size, q_length, kv_length, *args, mask_function=mask_function,
         attention_mask=attention_mask, use_vmap=use_vmap, device=device, **kwargs)
-
-# %% ../../nbs/06_model/03_attention.ipynb #e8655d1a
-def _to_additive_mask(mask:torch.Tensor|None, scores:torch.Tensor)->torch.Tensor:
-    "A mask as numbers to add to the scores (B, H, Tq, Tk); it is boolean (True: may see), additive, or None for causal"
-    if mask is None:
-        Tq, Tk = scores.shape[-2:]
-        mask = torch.ones(Tq, Tk, dtype=torch.bool, device=scores.device).tril(Tk - Tq)
-    if mask.dtype != torch.bool: return mask
-    zero = torch.zeros((), dtype=scores.dtype, device=scores.device)
-    return zero.masked_fill(~mask, torch.finfo(scores.dtype).min)
 
 # %% ../../nbs/06_model/03_attention.ipynb #6726aaf8
 def _attention_from_scores(q, k, v, mask:torch.Tensor|None, *, scale:float, dropout:float, softcap:float|None,
                  sinks:torch.Tensor|None=None)->torch.Tensor:
-    "Attention with its scores in memory: (B, H, T, D)"
+    "Attention with its scores in memory: (B, H, T, D); the mask is boolean, additive, or None for causal"
     from transformers.integrations.sdpa_attention import repeat_kv   # loads torch's compiler
     groups = q.shape[1] // k.shape[1]
     k, v = repeat_kv(k, groups), repeat_kv(v, groups)
     scores = q @ k.transpose(2, 3) * scale
     if softcap is not None: scores = softcap * torch.tanh(scores / softcap)
-    scores = scores + _to_additive_mask(mask, scores)
+    if mask is None:
+        Tq, Tk = scores.shape[-2:]
+        mask = torch.ones(Tq, Tk, dtype=torch.bool, device=scores.device).tril(Tk - Tq)
+    if mask.dtype == torch.bool:
+        zero = torch.zeros((), dtype=scores.dtype, device=scores.device)
+        mask = zero.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    scores = scores + mask
     if sinks is not None: scores = torch.cat([scores, sinks[:, None, None].expand(*scores.shape[:3], 1)], -1)
     weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
     return F.dropout(weights, dropout)[..., :k.shape[2]] @ v
 
-# %% ../../nbs/06_model/03_attention.ipynb #c897ccdd
 _FEWEST_QUERIES = 512   # of a block
 
 def _attend_in_blocks(attend:Callable, q, k, v, window:int|None, *, sinks:bool=False)->torch.Tensor:
@@ -237,14 +217,12 @@ def _attend_to_each_document(q, k, v, docs:Documents, *, scale:float, dropout:fl
     each = zip(*(x.split(lengths, 2) for x in (q, k, v)))
     return torch.cat([_attend_in_blocks(attend, *qkv, docs.window, sinks=docs.sinks) for qkv in each], 2)
 
-# %% ../../nbs/06_model/03_attention.ipynb #814f46f7
 def _flash_can_compute(q, v, dropout:float, softcap:float|None)->bool:
     "Can PyTorch's variable-length kernel compute this?"
     if dropout or softcap is not None: return False
     if q.shape[-1] != v.shape[-1] or q.shape[-1] > 256: return False
     return q.dtype in _HALF and _cuda_and_flash(q.device)[1]
 
-# %% ../../nbs/06_model/03_attention.ipynb #1d38caea
 # older versions need no argument for grouped-query attention (same results in 2.11)
 _ASKS_FOR_GROUPS = torch.__version__ >= "2.12"
 
@@ -267,7 +245,6 @@ def _call_flash(q, k, v, docs:Documents, scale:float)->torch.Tensor:
     out = varlen_attn(q, k, v, docs.cu, docs.cu, docs.longest, docs.longest, scale=scale, window_size=window, **more)
     return out.transpose(0, 1)[None]
 
-# %% ../../nbs/06_model/03_attention.ipynb #9f0e7548
 def _attend_by_flash(q, k, v, docs:Documents, scale:float)->torch.Tensor:
     "Attend to all documents with PyTorch's FlashAttention, as many heads per call as it can address: (1, H, T, D)"
     size, groups = q.shape[-1], q.shape[1] // k.shape[1]
@@ -277,12 +254,6 @@ def _attend_by_flash(q, k, v, docs:Documents, scale:float)->torch.Tensor:
     pieces = zip(q.split(n * groups, 1), k.split(n, 1), v.split(n, 1))
     return torch.cat([_call_flash(*qkv, docs, scale) for qkv in pieces], 1)[..., :size]
 
-# %% ../../nbs/06_model/03_attention.ipynb #d66c12c6
-def _documents_of_collator(docs:Documents, cu:torch.Tensor|None)->Documents:
-    "The documents of the collator where they differ from those of the mask"
-    if cu is None or len(cu) == len(docs.cu): return docs
-    return docs._replace(cu=cu.int(), longest=int(cu.diff().max()), known=None)
-
 # %% ../../nbs/06_model/03_attention.ipynb #b64ba79f
 def _as_autocast(*tensors:torch.Tensor)->tuple[torch.Tensor,...]:
     "Cast float32 tensors to autocast's dtype if autocast is on"
@@ -290,7 +261,6 @@ def _as_autocast(*tensors:torch.Tensor)->tuple[torch.Tensor,...]:
     if tensors[0].dtype != torch.float32 or not torch.is_autocast_enabled(device): return tensors
     return tuple(x.to(torch.get_autocast_dtype(device)) for x in tensors)
 
-# %% ../../nbs/06_model/03_attention.ipynb #ebfdbdd2
 _SHORT = 512   # tokens: a CPU attends to shorter documents faster in float32 than in bfloat16
 
 _FASTEST:dict[tuple,str] = {}   # device, dtype, head size, window?, sinks? -> flash, sdpa or scores, if tried
@@ -335,20 +305,6 @@ def _attend_to_documents_with_sinks(q, k, v, docs:Documents, sinks:torch.Tensor,
     with longer: out = _attend_to_documents(q, k, v, docs, **how)
     return out[:, at, :, :width]
 
-# %% ../../nbs/06_model/03_attention.ipynb #1f397987
-def _attend_in_python(q, k, v, mask:Documents|torch.Tensor|None, cu, *, scaling:float|None, dropout:float,
-                      softcap:float|None, sinks:torch.Tensor|None):
-    "Documents, or any mask with a soft cap or sinks, which `sdpa` does not know: (B, T, H, D)"
-    how = dict(scale=q.shape[-1] ** -.5 if scaling is None else scaling, dropout=dropout, softcap=softcap)
-    if not isinstance(mask, Documents):
-        return _attention_from_scores(q, k, v, mask, sinks=sinks, **how).transpose(1, 2).contiguous()
-    if sinks is not None:
-        if mask.share is not None: raise _cannot_be_shared("attention sinks")
-        return _attend_to_documents_with_sinks(q, k, v, _documents_of_collator(mask, cu), sinks, **how)
-    if mask.share is None: return _attend_to_documents(q, k, v, _documents_of_collator(mask, cu), **how)
-    q, k, v = (mask.share.to_heads(x) for x in _as_autocast(q, k, v))   # the other tokens are in other processes
-    return mask.share.to_tokens(_attend_to_documents(q, k, v, mask, **how))
-
 # %% ../../nbs/06_model/03_attention.ipynb #4968d3b3
 def varlen_attention(
     module:torch.nn.Module,           # the attention layer
@@ -366,12 +322,21 @@ def varlen_attention(
     "Attention as transformers' interface calls it; `SftError` for what it does not support"
     if kwargs.get("position_bias") is not None:
         raise SftError("attention varlen", "the model needs position_bias", "", edit(attn_implementation="eager"))
-    how = dict(dropout=dropout, scaling=scaling)
-    if softcap is None and s_aux is None and not isinstance(attention_mask, Documents):
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **how, **kwargs)
-    how |= dict(softcap=softcap, sinks=s_aux)
-    return _attend_in_python(query, key, value, attention_mask, cu_seq_lens_q, **how), None
+    docs, qkv = attention_mask, (query, key, value)
+    how = dict(scale=query.shape[-1] ** -.5 if scaling is None else scaling, dropout=dropout, softcap=softcap)
+    if not isinstance(docs, Documents):
+        if softcap is None and s_aux is None:
+            from transformers.integrations.sdpa_attention import sdpa_attention_forward
+            return sdpa_attention_forward(module, *qkv, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
+        return _attention_from_scores(*qkv, attention_mask, sinks=s_aux, **how).transpose(1, 2).contiguous(), None
+    if docs.share is not None:   # the other tokens are in other processes
+        if s_aux is not None: raise _cannot_be_shared("attention sinks")
+        qkv = (docs.share.to_heads(x) for x in _as_autocast(*qkv))
+        return docs.share.to_tokens(_attend_to_documents(*qkv, docs, **how)), None
+    if cu_seq_lens_q is not None and len(cu_seq_lens_q) != len(docs.cu):   # the collator's differ from the mask's
+        docs = docs._replace(cu=cu_seq_lens_q.int(), longest=int(cu_seq_lens_q.diff().max()), known=None)
+    if s_aux is not None: return _attend_to_documents_with_sinks(*qkv, docs, s_aux, **how), None
+    return _attend_to_documents(*qkv, docs, **how), None
 
 # %% ../../nbs/06_model/03_attention.ipynb #db8bcc15
 _SIZES = 5, 24, 35   # tokens of documents
@@ -484,20 +449,6 @@ def _installed_flash(device:str, dtype:torch.dtype, kind)->tuple[str|None,str]:
         broken = f"; {why}"
     return None, broken
 
-# %% ../../nbs/06_model/03_attention.ipynb #69aeab26
-_INSTEAD = "varlen does the same on stock PyTorch"
-
-def _check_requested_attention(name:str, device:str)->str:
-    "`name`, if it is available here"
-    where, fix = f"attn_implementation {name}", edit(attn_implementation="auto")
-    if name in _FLASH and device != "cuda":
-        raise ConfigError(where, "it needs a CUDA device, and there is none", _INSTEAD, fix)
-    if name in _FLASH and (why := _why_no_flash(name)): raise ConfigError(where, why, _INSTEAD, fix)
-    known = ["eager", *transformers.AttentionInterface().valid_keys()]
-    if name in known or "/" in name: return name
-    raise ConfigError(where, "there is no such attention", f"auto, or one of {', '.join(known)}", fix)
-
-# %% ../../nbs/06_model/03_attention.ipynb #f970f5f1
 def _has_custom_attention(kind, shape)->bool:
     "Does the model compute an attention that `varlen` does not know, or a mask that depends on the tokens?"
     source = inspect.getsource(inspect.getmodule(kind))
@@ -518,7 +469,16 @@ def choose_attention(
     register_varlen()
     if states := extension("states"): states.separate_rows(kind)
     tried = "" if wanted not in ("auto", "varlen") else try_attention(device, dtype, shape)
-    if wanted != "auto": return _check_requested_attention(wanted, device), f"requested{tried}"
+    if wanted != "auto":
+        expected = "varlen does the same on stock PyTorch"
+        where, found, fix = f"attn_implementation {wanted}", "", edit(attn_implementation="auto")
+        known = ["eager", *transformers.AttentionInterface().valid_keys()]
+        if wanted in _FLASH and device != "cuda": found = "it needs a CUDA device, and there is none"
+        elif wanted in _FLASH: found = _why_no_flash(wanted)
+        if not found and wanted not in known and "/" not in wanted:
+            found, expected = "there is no such attention", f"auto, or one of {', '.join(known)}"
+        if found: raise ConfigError(where, found, expected, fix)
+        return wanted, f"requested{tried}"
 
     flash, broken = _installed_flash(device, dtype, kind)
     softcap = getattr(text_config(shape), "attn_logit_softcapping", None)

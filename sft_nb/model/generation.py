@@ -37,7 +37,6 @@ class Generation:
     n_tokens:int  # generated tokens, the end token included
     ended:bool    # True: ended by the model; False: truncated at max_new_tokens
 
-# %% ../../nbs/06_model/08_generation.ipynb #bb8d8b9e
 def _decode_answer(new:list[int], tokenizer, ends)->Generation:
     "The generated ids of one row as text, up to and without the end token"
     ends = {ends} if isinstance(ends, int) else set(ends)
@@ -83,7 +82,6 @@ class Sampling:
         else: generator.manual_seed(self.seed)
         return torch.rand(n, self.max_new_tokens, generator=generator)
 
-# %% ../../nbs/06_model/08_generation.ipynb #gen0how2
 def chosen(
     logits:torch.Tensor,            # (B, V)
     how:Sampling,
@@ -197,12 +195,6 @@ def positions_of(
     return counted.cumsum(-1) * counted + padding
 
 # %% ../../nbs/06_model/08_generation.ipynb #gen0run3
-def _sees_all(model)->bool:
-    "Does a model use a single mask without a window, although its config names a window? Moshi does"
-    module = inspect.getmodule(type(causal_lm(model)))   # None for a class created at run time
-    masks = {name for name in vars(module or object) if name.startswith("create_")}
-    return "create_causal_mask" in masks and not any("sliding" in name or "chunked" in name for name in masks)
-
 def start_rows(
     model,
     rows:list[int],           # their numbers
@@ -213,7 +205,11 @@ def start_rows(
     ids, mask = (t.to(model.device) for t in left_pad(prompts, pad))
     positions = positions_of(model, ids, mask)
     cache = DynamicCache(config=causal_lm(model).config)
-    plain = (DynamicLayer, DynamicSlidingWindowLayer) if _sees_all(model) else (DynamicLayer,)
+    module = inspect.getmodule(type(causal_lm(model)))   # None for a class created at run time
+    masks = {name for name in vars(module or object) if name.startswith("create_")}
+    has_windows = "create_causal_mask" not in masks or any("sliding" in name or "chunked" in name for name in masks)
+    # Moshi's config names a window, and its mask has none
+    plain = (DynamicLayer,) if has_windows else (DynamicLayer, DynamicSlidingWindowLayer)
     cache.layers = [GrowingLayer() if type(layer) in plain else layer for layer in cache.layers]
     return Running(rows, ids, mask, positions, cache)
 
@@ -378,31 +374,29 @@ def reads_padding(
     with inference_mode(inner): return not are_same_logits(last_scores(0), last_scores(16), model.dtype)
 
 # %% ../../nbs/06_model/08_generation.ipynb #gen0alt2
-def _generate_one_batch(decoder:Decoder, prompts:list[list[int]], rows:list[int])->list[Generation]:
-    "Answer some of the prompts in one batch with transformers' own loop"
-    tokenizer, model = decoder.tokenizer, decoder.model
-    ids, mask = (t.to(model.device) for t in left_pad([prompts[i] for i in rows], tokenizer.pad_token_id))
-    more = {} if decoder.adapters is None else dict(adapter_names=[decoder.adapters[i] for i in rows])
-    if decoder.how.seed is not None: torch.manual_seed(decoder.how.seed)
-    inner, how = causal_lm(model), decoder.how
-    settings = GenerationConfig(   # equivalent settings for transformers, with only the model's end tokens
-        do_sample=how.temperature > 0, temperature=how.temperature or None, top_p=how.top_p, use_cache=True,
-        max_new_tokens=how.max_new_tokens, stop_strings=list(how.stop) or None, eos_token_id=sorted(decoder.ends),
-        pad_token_id=tokenizer.pad_token_id)
-    own, inner.generation_config = inner.generation_config, settings   # otherwise None values come from the model's own
-    more |= dict(attention_mask=mask, tokenizer=tokenizer)
-    try:
-        with _contiguous_head_input(model): out = model.generate(input_ids=ids, generation_config=settings, **more)
-    finally: inner.generation_config = own
-    return [decoder.answer(new) for new in out[:, ids.shape[1]:].tolist()]
-
 @patch
 def answers_in_batches(self:Decoder, prompts:list[list[int]]):
-    "`answers` for a model from whose cache rows cannot be removed"
+    "`answers` with transformers' own loop, for a model from whose cache rows cannot be removed"
+    tokenizer, model, how, inner = self.tokenizer, self.model, self.how, causal_lm(self.model)
+    settings = GenerationConfig(   # equivalent settings for transformers, with only the model's end tokens
+        do_sample=how.temperature > 0, temperature=how.temperature or None, top_p=how.top_p, use_cache=True,
+        max_new_tokens=how.max_new_tokens, stop_strings=list(how.stop) or None, eos_token_id=sorted(self.ends),
+        pad_token_id=tokenizer.pad_token_id)
+    def generate_together(rows:list[int])->list[Generation]:
+        ids, mask = (t.to(model.device) for t in left_pad([prompts[i] for i in rows], tokenizer.pad_token_id))
+        more = dict(attention_mask=mask, tokenizer=tokenizer)
+        if self.adapters is not None: more["adapter_names"] = [self.adapters[i] for i in rows]
+        if how.seed is not None: torch.manual_seed(how.seed)
+        own, inner.generation_config = inner.generation_config, settings   # None values would come from the model's own
+        try:
+            with _contiguous_head_input(model): out = model.generate(input_ids=ids, generation_config=settings, **more)
+        finally: inner.generation_config = own
+        return [self.answer(new) for new in out[:, ids.shape[1]:].tolist()]
+
     order = deque(sorted(range(len(prompts)), key=lambda i: -len(prompts[i])))
     while order:
         some, found = [order.popleft() for _ in range(min(self.most, len(order)))], None
-        try: found = _generate_one_batch(self, prompts, some)
+        try: found = generate_together(some)
         except Exception as e:
             if len(some) == 1 or not is_out_of_memory(e): raise
         if found is None:
@@ -434,7 +428,6 @@ def continue_tokens(
             phase.update(len(answers))
     return [answers[i] for i in range(len(prompts))]
 
-# %% ../../nbs/06_model/08_generation.ipynb #8aa0ca45
 @with_parameters_of(continue_tokens)
 def generate(
     model,

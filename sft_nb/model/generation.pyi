@@ -174,7 +174,7 @@ class Decoder:
             prompts: token ids, none empty"""
 
     def answers_in_batches(self, prompts: list[list[int]]) -> Any:
-        """`answers` for a model from whose cache rows cannot be removed"""
+        """`answers` with transformers' own loop, for a model from whose cache rows cannot be removed"""
 
 def reads_padding(model: Any) -> bool:
     """Does left padding change what a model answers, although it is masked?

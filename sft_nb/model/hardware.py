@@ -8,7 +8,8 @@ __all__ = ['DEVICES', 'torch_for_driver', 'has_kernels', 'choose_device', 'bfloa
            'free_memory']
 
 # %% ../../nbs/06_model/01_hardware.ipynb #403cf7b6
-import ctypes, difflib, gc, itertools, math, os, re, subprocess, time
+import ctypes, difflib, gc, math, os, re, subprocess, time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -24,22 +25,25 @@ from ..tokens.tokenizer import model_path, why_missing
 from ..batches.layout import text_config
 
 # %% ../../nbs/06_model/01_hardware.ipynb #cee870fa
+def _ask_nvidia_smi(*options:str)->str:   # empty: it is not there, or fails
+    try: return subprocess.run(["nvidia-smi", *options], capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError): return ""
+
 def torch_for_driver(
     capability:tuple[int,int]|None=None,   # of the card; None: unknown
 )->str:
     "The command that installs a torch for this machine's driver and card; a CUDA 12 build runs on any CUDA 12 driver"
     install = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
     if capability and capability < (7, 5): return f"{install}cu126 (the last with kernels for this card)"
-    try: shown = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=10, check=True).stdout
-    except (OSError, subprocess.SubprocessError): shown = ""
-    found = re.search(r"CUDA Version: (\d+)\.(\d+)", shown)
+    found = re.search(r"CUDA Version: (\d+)\.(\d+)", _ask_nvidia_smi())
     if found is None: return f"{install}cu128, for the CUDA that nvidia-smi names"
     driver = int(found[1]), int(found[2])
     least = dict(cu130=(13, 0), cu128=(12, 8), cu126=(12, 0))
     if capability and capability >= (10, 0): del least["cu126"]   # Blackwell
     wheel = next((name for name, version in least.items() if driver >= version), None)
-    if wheel is None: return f"a newer driver: this one is for CUDA {found[1]}.{found[2]}, and torch needs 12 or 13"
-    return f"{install}{wheel} (the driver is for CUDA {found[1]}.{found[2]})"
+    if wheel is not None: return f"{install}{wheel} (the driver is for CUDA {found[1]}.{found[2]})"
+    needed = ".".join(map(str, min(least.values())))
+    return f"a newer driver: this one is for CUDA {found[1]}.{found[2]}, and torch needs {needed} or newer here"
 
 def has_kernels(
     capability:tuple[int,int],
@@ -84,14 +88,21 @@ def _size_of(path:str, revision:str|None)->tuple[int,...]:
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
     return tuple(int(getattr(shape, name)) for name in names)
 
+def _fastest_seconds(compute:Callable, times:int, *, clock:Callable=time.perf_counter,
+                     most_seconds:float=math.inf)->float:
+    "Seconds of the fastest of several runs, of which no more begin after `most_seconds`"
+    taken = []
+    while len(taken) < times and sum(taken) <= most_seconds:
+        began = clock()
+        compute()
+        taken.append(clock() - began)
+    return min(taken)
+
 def _product_seconds(rows:int, hidden:int, out:int, dtype:torch.dtype, times:int)->float:
     "CPU seconds of a linear layer, forward pass and gradient of its input: the fastest of several runs"
     x, weight, gradient = (torch.ones(size, dtype=dtype) for size in ((rows, hidden), (out, hidden), (rows, out)))
-    at = [time.process_time()]   # without the time that other processes take on a busy machine
-    for _ in range(times):
-        x @ weight.t(), gradient @ weight
-        at.append(time.process_time())
-    return min(b - a for a, b in itertools.pairwise(at))
+    def compute(): return x @ weight.t(), gradient @ weight
+    return _fastest_seconds(compute, times, clock=time.process_time)   # without the time that other processes take
 
 @lru_cache
 def _measured_gain(hidden:int, intermediate:int, layers:int, vocabulary:int)->float:
@@ -162,7 +173,6 @@ class Hardware:
 
     def __str__(self): return f"{self.name} ({self.device_reason}), {self.dtype_name} ({self.dtype_reason})"
 
-# %% ../../nbs/06_model/01_hardware.ipynb #902d0863
 def find_hardware(
     *, device:str="auto", dtype:str="auto",   # settings, as the others
     model:str="tiny", revision:str|None=None, method:str="auto",   # on a CPU with `dtype="auto"`
@@ -198,7 +208,6 @@ class Device:
         there = self.host is None or waiting <= .6 * self.host * 2**30
         return total <= .95 * self.gib * 2**30 and there
 
-# %% ../../nbs/06_model/01_hardware.ipynb #e7e1c8db
 _CARDS = (
     Device("b200-180gb", 178, 2250, 8000, attention=.35, bus=50),
     Device("h200-141gb", 139.8, 989, 4800, attention=.35, bus=50),
@@ -239,44 +248,28 @@ def _measured_tflops(kind:str, dtype:torch.dtype)->float:
     "Products of two square matrices, timed: the best of five after a warm-up, or of what a fifth of a second holds"
     n = 4096 if kind == "cuda" else 512
     a = torch.randn(n, n, device=kind, dtype=dtype)
-    best, spent = math.inf, 0.
-    for _ in range(6):
-        began = time.perf_counter()
-        float((a @ a)[0, 0])   # synchronises
-        took = time.perf_counter() - began
-        best, spent = min(best, took), spent + took
-        if spent > .2: break   # CPUs that emulate 16 bits are a hundred times slower
-    return 2 * n**3 / best / 1e12
+    def multiply(): return float((a @ a)[0, 0])   # synchronises
+    seconds = _fastest_seconds(multiply, 6, most_seconds=.2)   # where 16 bits are emulated, it takes 100 times as long
+    return 2 * n**3 / seconds / 1e12
 
-# %% ../../nbs/06_model/01_hardware.ipynb #cb1d5ae0
 @lru_cache
 def _measured_bandwidth(kind:str)->float:
     "Bytes read and written by a copy, timed: 10^9 a second, the best of ten; about 20 ms on a slow card"
     n = 2**28
     if kind == "cuda": n = min(n, torch.cuda.mem_get_info()[0] // 4)
     a = torch.empty(n, dtype=torch.uint8, device=kind)
-    b, best = torch.empty_like(a), math.inf
-    for _ in range(11):
-        began = time.perf_counter()
-        b.copy_(a)
-        int(b[0])   # synchronises
-        best = min(best, time.perf_counter() - began)
-    return 2 * n / best / 1e9
+    b = torch.empty_like(a)
+    def copy(): return int(b.copy_(a)[0])   # synchronises
+    return 2 * n / _fastest_seconds(copy, 11) / 1e9
 
-# %% ../../nbs/06_model/01_hardware.ipynb #db3a746e
 _CGROUPS = Path("/sys/fs/cgroup")   # where Linux shows limits of containers and batch jobs
-
-def _read_number(file:Path)->int|None:
-    "The number in a file; None without the file, or if it holds `max`"
-    try: return int(file.read_text())
-    except (OSError, ValueError): return None
 
 def _left_in_group(folder:Path, version:int)->float:
     "Bytes that a control group may still use; its file cache counts as free, since the kernel reclaims it"
     names = ("memory.max", "memory.current", "inactive_file")
     if version == 1: names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-    limit, used = (_read_number(folder/name) for name in names[:2])
-    if limit is None or used is None: return math.inf
+    try: limit, used = (int((folder/name).read_text()) for name in names[:2])
+    except (OSError, ValueError): return math.inf   # no such file, or `max` in it
     try: facts = dict(line.split() for line in (folder/"memory.stat").read_text().splitlines())
     except (OSError, ValueError): facts = {}
     return max(0, limit - used + int(facts.get(names[2], 0)))
@@ -304,29 +297,20 @@ def _free_gib()->float:
             raise SftError("plan", "the free memory of this machine cannot be read", "", fix) from e
     return min(available, _left_in_container()) / 2**30
 
-# %% ../../nbs/06_model/01_hardware.ipynb #874faac2
+# %% ../../nbs/06_model/01_hardware.ipynb #e6f9d796
 def _listed_device(name:str, gib:float)->Device|None:
     "The listed GPU that reports this name and has about this much memory"
     near = [card for card in DEVICES.values() if card.name.split("-")[0] in name and abs(card.gib / gib - 1) < .15]
     return max(near, key=lambda card: len(card.name.split("-")[0]), default=None)   # an L40S is not an L4
 
-# %% ../../nbs/06_model/01_hardware.ipynb #e6f9d796
 def _programs_on_card()->list[str]:
     "Programs that hold memory of a GPU, as the driver lists them; none where it does not, as in most containers"
-    query = ["nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader"]
-    try: listed = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
-    except (OSError, subprocess.SubprocessError): return []
+    listed = _ask_nvidia_smi("--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader")
     rows = [[part.strip() for part in line.split(",")] for line in listed.splitlines()]
     return [f"{name} (pid {pid}, {used})" for pid, name, used in (row for row in rows if len(row) == 3)
             if pid != str(os.getpid())]
 
 _OWN_CONTEXT = .6   # GiB of driver context per process; part of a plan's "driver and gaps"
-
-def _smaller_card(processes:int):
-    "The properties of the smallest GPU of processes that train together, if it is smaller than this process's"
-    cards = [torch.cuda.get_device_properties(k) for k in range(min(processes, torch.cuda.device_count()))]
-    smallest = min(cards, key=lambda card: card.total_memory)
-    return smallest if smallest.total_memory < .99 * cards[0].total_memory else None
 
 def _memory_of_card()->tuple[float,float,str]:
     "GiB of a GPU, GiB that this process can use, and who holds the rest"
@@ -337,7 +321,6 @@ def _memory_of_card()->tuple[float,float,str]:
     return total, total - taken, f"other programs hold {taken:.1f} of {total:.1f} GiB: " + (
         ", ".join(_programs_on_card()) or f"{'rocm-smi' if torch.version.hip else 'nvidia-smi'} on the host lists them")
 
-# %% ../../nbs/06_model/01_hardware.ipynb #5174d802
 _UNIFIED = "gb10", "orin", "thor", "xavier"   # DGX Spark and Jetson: the GPU has no memory of its own
 _COHERENT = "gh200", "gb200", "gb300"          # the host lists the GPU's memory among its own
 
@@ -355,15 +338,18 @@ def this_device(
         return Device(kind, gib, _measured_tflops(kind, dtype), bandwidth, kind, format)
     (total, gib, taken), name = _memory_of_card(), torch.cuda.get_device_name()
     on_host = max(1, min(processes, torch.cuda.device_count()))
-    if on_host > 1 and (smaller := _smaller_card(processes)):
-        name, total = smaller.name, smaller.total_memory / 2**30
+    each = [torch.cuda.get_device_properties(k) for k in range(on_host)] if on_host > 1 else []
+    smallest = min(each, key=lambda card: card.total_memory, default=None)
+    if smallest and smallest.total_memory < .99 * each[0].total_memory:
+        name, total = smallest.name, smallest.total_memory / 2**30
         gib = min(gib, total)
     name, free = name.lower(), _free_gib()
     for word in ("nvidia", "geforce", "generation", "blackwell", " "): name = name.replace(word, "")
     if any(word in name for word in _COHERENT): free = max(0, free - gib * on_host)
     host = free / on_host   # an equal share per process
     if any(word in name for word in _UNIFIED): gib, host, taken = min(total, host), 0, ""
-    has_flash = torch.cuda.get_device_capability() >= (8, 0)
+    cards = range(on_host) if on_host > 1 else [None]   # None: the current one
+    has_flash = all(torch.cuda.get_device_capability(card) >= (8, 0) for card in cards)
     found = dict(gib=gib, dtype=format, host=host, taken=taken, flash=has_flash)
     known = None if torch.version.hip else _listed_device(name, total)
     if known: return replace(known, **found)

@@ -271,17 +271,8 @@ def _check_vocabulary(n:int, rows:int, cfg:Config)->None:
                       f"it has {n:,} tokens and model {cfg.model!r} has rows for {rows:,}",
                       "the tokenizer that the model was trained with", edit(tokenizer=None) | edit(init="random"))
 
-# %% ../../nbs/06_model/06_load.ipynb #493fc5ca
-@torch.no_grad()
-def _initialise_rows(model, new:list[int])->None:
-    "Initialise unused rows of embedding and head with the mean of the others"
-    layers = (model.get_input_embeddings(), model.get_output_embeddings()) if new else ()
-    for layer in {id(layer): layer for layer in layers}.values():   # a tied head is the embedding
-        old = torch.ones(len(layer.weight), dtype=torch.bool, device=layer.weight.device)
-        old[new] = False
-        layer.weight[new] = layer.weight[old].float().mean(0).to(layer.weight.dtype)
-
 # %% ../../nbs/06_model/06_load.ipynb #8dcdaddb
+@torch.no_grad()
 def fit_vocabulary(
     model,
     tokenizer,
@@ -292,7 +283,12 @@ def fit_vocabulary(
     _check_vocabulary(n, rows, cfg)
     if n > rows: model.resize_token_embeddings(n, mean_resizing=False)
     named = map(tokenizer.convert_tokens_to_ids, getattr(tokenizer, "new_tokens", ()))
-    _initialise_rows(model, [*range(rows, n), *(i for i in named if i < rows)])
+    new = [*range(rows, n), *(i for i in named if i < rows)]   # they begin as the mean of the others
+    layers = (model.get_input_embeddings(), model.get_output_embeddings()) if new else ()
+    for layer in {id(layer): layer for layer in layers}.values():   # a tied head is the embedding
+        old = torch.ones(len(layer.weight), dtype=torch.bool, device=layer.weight.device)
+        old[new] = False
+        layer.weight[new] = layer.weight[old].float().mean(0).to(layer.weight.dtype)
     # not the config's: some models depend on that number (positions of RoBERTa and XGLM, an empty row of Youtu)
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     ends = model.generation_config.eos_token_id
@@ -311,21 +307,18 @@ def withhold_router_logits(
     for part in asking: part.output_router_logits = False
 
 # %% ../../nbs/06_model/06_load.ipynb #load0011
-def _looked_at(weight)->list[torch.Tensor]:
-    "The tensors in which NaN or infinity would show: the weight, or the scales of a quantised one"
-    state, scales = getattr(weight, "quant_state", None), [getattr(weight, "SCB", None)]
-    if state is not None: scales += [state.absmax, state.offset, getattr(state.state2, "absmax", None)]
-    numbers = [weight.data, *(s for s in scales if s is not None)]
-    return [n for n in numbers if n.is_floating_point() and n.itemsize > 1 and n.numel() and not n.is_meta]
-
 def broken_weights(
     weights:dict[str,torch.Tensor],   # plain or bitsandbytes weights
 )->list[str]:
     "The names of the weights that hold NaN or infinity"
-    def is_finite(weight): return all(bool(end.isfinite()) for part in _looked_at(weight) for end in part.aminmax())
+    def is_finite(weight)->bool:   # NaN or infinity shows in the weight, or in the scales of a quantised one
+        state, scales = getattr(weight, "quant_state", None), [getattr(weight, "SCB", None)]
+        if state is not None: scales += [state.absmax, state.offset, getattr(state.state2, "absmax", None)]
+        numbers = [weight.data, *(s for s in scales if s is not None)]
+        seen = [n for n in numbers if n.is_floating_point() and n.itemsize > 1 and n.numel() and not n.is_meta]
+        return all(bool(end.isfinite()) for n in seen for end in n.aminmax())
     return [name for name, weight in weights.items() if not is_finite(weight)]
 
-# %% ../../nbs/06_model/06_load.ipynb #load0012
 def check_weights(
     model,
     name:str,   # as the error names the model

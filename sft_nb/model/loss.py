@@ -23,8 +23,9 @@ from transformers.utils import ModelOutput
 
 from ..base.extensions import extension
 from ..base.report import SftError
-from ..batches.layout import DataCollatorForCausalLM, supervised_positions
-from ..batches.layout import are_same_logits, autocast_to_weights, eval_mode, inference_mode, text_config
+from sft_nb.batches.layout import (
+    are_same_logits, autocast_to_weights, DataCollatorForCausalLM, eval_mode, inference_mode, supervised_positions,
+    text_config)
 from .hardware import free_memory, is_out_of_memory
 from .attention import announce_documents
 from .experts import balance_loss
@@ -59,7 +60,6 @@ class _Chunked(torch.autograd.Function):
         d_hidden, *d_learns = ctx.saved_tensors
         return d_hidden * d_total.to(d_hidden.dtype), None, None, None, *(d * d_total.to(d.dtype) for d in d_learns)
 
-# %% ../../nbs/06_model/05_loss.ipynb #d7093399
 def chunked_cross_entropy(
     hidden:torch.Tensor,    # (N, hidden size)
     targets:torch.Tensor,   # (N), token ids
@@ -75,16 +75,6 @@ def dtype_of_products(hidden:torch.Tensor)->torch.dtype:
     "The dtype of a product with `hidden`"
     device = hidden.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-
-# %% ../../nbs/06_model/05_loss.ipynb #d734123f
-def _softmax_in_float32(
-    scores:torch.Tensor,   # (n, V); overwritten if float32
-    top:torch.Tensor,      # (n, 1), the highest of each row
-)->torch.Tensor:
-    "Probabilities (n, V) in float32: of 16-bit scores in one pass, without a copy of them in float32"
-    if scores.dtype != torch.float32: return torch.softmax(scores, -1, dtype=torch.float32)
-    e = scores.sub_(top).exp_()
-    return e.div_(e.sum(-1, keepdim=True))
 
 # %% ../../nbs/06_model/05_loss.ipynb #10550042
 def add_product(
@@ -129,7 +119,10 @@ class _ChunkedLinear(torch.autograd.Function):
             torch.mm(some, w.t(), out=scores)
             top, best = scores.max(-1, keepdim=True)
             behind = top.float() - scores.gather(1, t).float()
-            p = _softmax_in_float32(scores, top)
+            if dtype == torch.float32:   # overwrites the scores
+                p = scores.sub_(top).exp_()
+                p.div_(p.sum(-1, keepdim=True))
+            else: p = torch.softmax(scores, -1, dtype=torch.float32)   # in one pass, without a copy in float32
             right += (best == t).sum()
             total += (behind - p.gather(1, best).log()).sum()   # log Z - top is -log p of the highest score
             if d_h is None and d_w is None: continue
@@ -158,21 +151,6 @@ def chunk_size(
     else: each = 4 + itemsize
     return max(1, int(max_logits_mib * 2**20 / (vocabulary * each)))
 
-# %% ../../nbs/06_model/05_loss.ipynb #23d4e30e
-def _first_number(shape, *names:str)->float|None:
-    "The first of these numbers that a model's config has"
-    return next((value for n in names if (value := getattr(shape, n, None)) is not None), None)
-
-# %% ../../nbs/06_model/05_loss.ipynb #8160a430
-def _score_scaling(shape)->tuple[float,float|None]:
-    "Factor and soft cap of the scores, as a model's config says"
-    cap = _first_number(shape, "final_logit_softcapping")
-    factor = _first_number(shape, "logit_scale", "output_multiplier", "lm_head_multiplier")
-    if factor is not None: return factor, cap
-    scaling = _first_number(shape, "logits_scaling")
-    if scaling is None: return 1, cap
-    return scaling if shape.model_type == "hyperclovax" else 1 / scaling, cap
-
 # %% ../../nbs/06_model/05_loss.ipynb #4ca7608d
 def causal_lm(model):
     "The causal language model inside wrappers such as peft's"
@@ -193,8 +171,12 @@ def backbone(model):
 class Head:
     "The head of a model as its config describes it: hidden vectors (n, hidden size) -> scores (n, V)"
     def __init__(self, model):
-        self.model = model
-        self.factor, self.cap = _score_scaling(text_config(model.config))
+        self.model, shape = model, text_config(model.config)
+        self.cap = getattr(shape, "final_logit_softcapping", None)
+        factors = (getattr(shape, n, None) for n in ("logit_scale", "output_multiplier", "lm_head_multiplier"))
+        self.factor = next((factor for factor in factors if factor is not None), 1)
+        if self.factor == 1 and (scaling := getattr(shape, "logits_scaling", None)) is not None:
+            self.factor = scaling if shape.model_type == "hyperclovax" else 1 / scaling
         self.blocks = extension("loss")
 
     @property
@@ -278,7 +260,6 @@ def _trained_parameters(head:Head, model)->list:
     places = {p: (module, name) for module in model.modules() for name, p in module._parameters.items()}
     return [places[p] for p, g in zip(trained, gradients) if g is not None]
 
-# %% ../../nbs/06_model/05_loss.ipynb #545ab03a
 def _with_supervised(model, loss:Callable)->Callable:
     "The model's `forward`, and with `supervised=True` the `loss` of its hidden vectors and labels"
     plain = model.forward
@@ -299,7 +280,6 @@ def _with_supervised(model, loss:Callable)->Callable:
         return found
     return forward
 
-# %% ../../nbs/06_model/05_loss.ipynb #335240d7
 def add_supervised_loss(
     model:torch.nn.Module,      # a causal language model, with or without an adapter
     *, max_logits_mib:int=512,  # memory for the scores of a chunk

@@ -67,7 +67,6 @@ def joined_repairs(
 # %% ../../nbs/06_model/02_precision.ipynb #3535f1fb
 def _dtype_name(dtype:torch.dtype)->str: return str(dtype).removeprefix("torch.")
 
-# %% ../../nbs/06_model/02_precision.ipynb #bbc054e4
 def _cast_in_place(parameters, dtype:torch.dtype, what:str)->Repair:
     "Cast parameters in place. To undo a loss of bits, the old numbers are kept; to undo a gain, the new are rounded"
     bits = torch.finfo(dtype).bits
@@ -127,7 +126,6 @@ def autocast_forward(
 # %% ../../nbs/06_model/02_precision.ipynb #b4177e0b
 def _is_norm(module)->bool: return "norm" in type(module).__name__.lower()
 
-# %% ../../nbs/06_model/02_precision.ipynb #77a64921
 def norms_to_float32(
     model:torch.nn.Module,
 )->Repair:
@@ -145,7 +143,6 @@ def _parameter_group(name:str, module:torch.nn.Module, head:torch.nn.Module|None
     if hasattr(module, "compute_dtype") or type(module).__name__ == "Linear8bitLt": return "quantised"
     return "linear" if isinstance(module, torch.nn.Linear) else "other"
 
-# %% ../../nbs/06_model/02_precision.ipynb #d1a5f579
 class Kind(NamedTuple):
     "A group of parameters or buffers: the part of the model, the dtype, and whether it is trained"
     part:str      # adapter, head, embedding, norms, quantised, linear, other or buffers
@@ -154,7 +151,6 @@ class Kind(NamedTuple):
 
     def __str__(self): return f"{self.part}, {self.format}" + (", trained" if self.trained else "")
 
-# %% ../../nbs/06_model/02_precision.ipynb #5ac55f68
 def formats(
     model,
 )->Counter:   # `Kind` -> number of elements; packed 4-bit weights count bytes

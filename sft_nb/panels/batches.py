@@ -10,7 +10,7 @@ __all__ = ['PIECE', 'Schedule', 'schedule_of', 'bench_of', 'resized', 'BatchStat
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,7 +43,6 @@ class Schedule:
     def epochs(self)->int: return math.ceil(self.steps / self.steps_per_epoch)
     @property
     def n(self)->int:
-        "Micro-batches of the whole training"
         whole, rest = divmod(self.steps, self.steps_per_epoch)
         return whole * self.per_epoch + rest * self.accumulation
 
@@ -77,7 +76,6 @@ def bench_of(
     run = source if isinstance(source, Run) else Run(source)
     return Workbench(run.config, is_resolved=True)
 
-# %% ../../nbs/14_panels/01_batches.ipynb #262d6871
 def resized(
     workbench:Workbench,
     rows:int,             # rows in a batch, for training and evaluation; packed batches keep their budget
@@ -110,9 +108,7 @@ class BatchState:
     @property
     def splits(self)->list[str]: return ["train", "eval"] if self.workbench.data.eval else ["train"]
     @property
-    def side(self)->Split:
-        "The data of this split"
-        return self.workbench.data.train if self.split == "train" else self.workbench.data.eval
+    def side(self)->Split: return self.workbench.data.train if self.split == "train" else self.workbench.data.eval
     @property
     def packed(self)->bool:
         "Is a batch a budget of tokens? Then it has no fixed number of rows"
@@ -122,93 +118,54 @@ class BatchState:
         cfg = self.workbench.cfg
         return cfg.per_device_train_batch_size if self.split == "train" else cfg.per_device_eval_batch_size
 
-# %% ../../nbs/14_panels/01_batches.ipynb #st0bat05
-@patch(as_prop=True)
-def batches(self:BatchState)->BatchSampler:
-    "The rows of each batch of this split"
-    if self.split == "train": return self.workbench.batches
-    like = self.workbench.batches   # of the same process
-    return BatchSampler([1] * len(self.side.tokens), batch_size=self.batch_size, shuffle=False, rank=like.rank,
-                   world_size=like.world_size)
+    @property
+    def batches(self)->BatchSampler:
+        "The rows of each batch of this split"
+        if self.split == "train": return self.workbench.batches
+        like = self.workbench.batches   # of the same process
+        return BatchSampler([1] * len(self.side.tokens), batch_size=self.batch_size, shuffle=False, rank=like.rank,
+                       world_size=like.world_size)
 
-# %% ../../nbs/14_panels/01_batches.ipynb #5c5b5599
-@patch(as_prop=True)
-def schedule(self:BatchState)->Schedule:
-    "The schedule of the training"
-    return schedule_of(self.workbench.cfg, self.workbench.batches)
+    @property
+    def schedule(self)->Schedule: return schedule_of(self.workbench.cfg, self.workbench.batches)
 
-# %% ../../nbs/14_panels/01_batches.ipynb #3cf3916f
-@patch(as_prop=True)
-def n_batches(self:BatchState)->int:
-    "The number of batches of the whole training, or of one evaluation"
-    return self.schedule.n if self.split == "train" else len(self.batches)
+    @property
+    def n_batches(self)->int:
+        "The number of batches of the whole training, or of one evaluation"
+        return self.schedule.n if self.split == "train" else len(self.batches)
 
-# %% ../../nbs/14_panels/01_batches.ipynb #bc9303d4
-@patch(as_prop=True)
-def numbers(self:BatchState)->list[int]:
-    "The examples in this batch; `~n` is example `n` with nothing to learn"
-    return self.batches[self.index]
+    @property
+    def numbers(self)->list[int]:
+        "The examples in this batch; `~n` is example `n` with nothing to learn"
+        return self.batches[self.index]
 
-# %% ../../nbs/14_panels/01_batches.ipynb #ef752878
-@patch
-def batch(self:BatchState)->dict:
-    "The tensors that the model is given; made once for each batch"
-    here = self.split, self.index, self.batch_size
-    if self.collated is None or self.collated[0] != here:
-        rows = TrainingRows(self.side.tokens).__getitems__(self.numbers)
-        self.collated = here, self.workbench.layout.collate(rows)
-    return self.collated[1]
+    def batch(self)->dict:
+        "The tensors that the model is given; made once for each batch"
+        here = self.split, self.index, self.batch_size
+        if self.collated is None or self.collated[0] != here:
+            rows = TrainingRows(self.side.tokens).__getitems__(self.numbers)
+            self.collated = here, self.workbench.layout.collate(rows)
+        return self.collated[1]
 
-# %% ../../nbs/14_panels/01_batches.ipynb #st0mov01
-@patch
-def move(self:BatchState,
-    *, index:int|None=None,
-    split:str|None=None,       # a different split starts at its beginning
-    batch_size:int|None=None,  # stays near the rows in view
-)->BatchState:
-    "Go to another batch; ConfigError for a split that is not there"
-    if split is not None and split not in self.splits:
-        expected = f"one of {', '.join(self.splits)}"
-        raise ConfigError("BatchPanel", f"there is no split {split!r}", expected, edit(eval_samples=200))
-    if split is not None and split != self.split:
-        self.split = split
-        self.index = 0
-    if batch_size is not None:
-        row = self.index * self.batch_size
-        self.workbench = resized(self.workbench, max(1, batch_size))
-        self.index = row // self.batch_size
-    if index is not None: self.index = index
-    self.index = min(max(0, self.index), self.n_batches - 1)
-    return self
-
-# %% ../../nbs/14_panels/01_batches.ipynb #st0pla02
-@patch(as_prop=True)
-def tokens(self:BatchState)->list[list[int]]:
-    "Ids, a list for each row of the tensor"
-    return self.batch()["input_ids"].tolist()
-
-# %% ../../nbs/14_panels/01_batches.ipynb #1b930c15
-@patch(as_prop=True)
-def labels(self:BatchState)->list[list[int]]:
-    "-100: not supervised"
-    return self.batch()["labels"].tolist()
-
-# %% ../../nbs/14_panels/01_batches.ipynb #c5c9c8a1
-@patch(as_prop=True)
-def positions(self:BatchState)->list[list[int]]:
-    "The position of each token in its document; the model counts padded rows, from 0"
-    batch = self.batch()
-    if "position_ids" in batch: return batch["position_ids"].tolist()
-    return [list(range(len(row))) for row in batch["input_ids"]]
-
-# %% ../../nbs/14_panels/01_batches.ipynb #c5e8bb5f
-@patch(as_prop=True)
-def borders(self:BatchState)->list[int]:
-    "The start of each document if all are concatenated, and the end of the last one"
-    batch = self.batch()
-    if "attention_mask" in batch: return [0, *accumulate(batch["attention_mask"].sum(1).tolist())]
-    positions = batch["position_ids"][0].tolist()
-    return [*(k for k, p in enumerate(positions) if p == 0), len(positions)]
+    def move(self,
+        *, index:int|None=None,
+        split:str|None=None,       # a different split starts at its beginning
+        batch_size:int|None=None,  # stays near the rows in view
+    )->"BatchState":
+        "Go to another batch; ConfigError for a split that is not there"
+        if split is not None and split not in self.splits:
+            expected = f"one of {', '.join(self.splits)}"
+            raise ConfigError("BatchPanel", f"there is no split {split!r}", expected, edit(eval_samples=200))
+        if split is not None and split != self.split:
+            self.split = split
+            self.index = 0
+        if batch_size is not None:
+            row = self.index * self.batch_size
+            self.workbench = resized(self.workbench, max(1, batch_size))
+            self.index = row // self.batch_size
+        if index is not None: self.index = index
+        self.index = min(max(0, self.index), self.n_batches - 1)
+        return self
 
 # %% ../../nbs/14_panels/01_batches.ipynb #st0row02
 PIECE = 512   # tokens of a document drawn at once
@@ -234,13 +191,14 @@ class Document(NamedTuple):
 def documents(self:BatchState)->list[Document]:
     "The rows of the batch, without what their tokens say"
     batch = self.batch()
-    if "attention_mask" in batch:
-        padded = zip(self.tokens, self.labels, batch["attention_mask"].tolist(), self.positions)
-        return [Document(*parts) for parts in padded]
-    ids, labels, positions = self.tokens[0], self.labels[0], self.positions[0]
-    return [Document(ids[a:b], labels[a:b], None, positions[a:b]) for a, b in pairwise(self.borders)]
+    ids, labels = batch["input_ids"].tolist(), batch["labels"].tolist()
+    if "attention_mask" in batch:   # the model counts positions of padded rows, from 0
+        positions = batch["position_ids"].tolist() if "position_ids" in batch else [[*range(len(row))] for row in ids]
+        return [Document(*parts) for parts in zip(ids, labels, batch["attention_mask"].tolist(), positions)]
+    positions = batch["position_ids"][0].tolist()
+    borders = [*(k for k, p in enumerate(positions) if p == 0), len(positions)]
+    return [Document(ids[0][a:b], labels[0][a:b], None, positions[a:b]) for a, b in pairwise(borders)]
 
-# %% ../../nbs/14_panels/01_batches.ipynb #b61d1859
 _CONTEXT = 8   # preceding tokens that decide how the first token of a piece is written
 
 def _tokens_of_part(document:Document, start:int, end:int, tokenizer, losses:list[float]|None=None)->list[Token]:
@@ -256,7 +214,6 @@ def _tokens_of_part(document:Document, start:int, end:int, tokenizer, losses:lis
 
 @patch
 def rows(self:BatchState)->list[list[Token]]:
-    "For each document, its tokens"
     tokenizer = self.workbench.data.tokenizer
     return [_tokens_of_part(document, 0, len(document.ids), tokenizer) for document in self.documents()]
 
@@ -267,7 +224,6 @@ def names(self:BatchState)->list[str]:
     source = self.side.stats["row"]
     return [f"row {source[n] + 1}" if n >= 0 else f"row {source[~n] + 1}, without its labels" for n in self.numbers]
 
-# %% ../../nbs/14_panels/01_batches.ipynb #713b848c
 @patch
 def counts(self:BatchState)->dict[str,int]:
     "The number of tokens of each kind"
@@ -288,7 +244,6 @@ def where(self:BatchState)->str:
     return (f"{here}: optimiser step {s.step(k) + 1:,} of {s.steps:,}{micro_batch}, "
             f"epoch {s.epoch(k) + 1} of {s.epochs}")
 
-# %% ../../nbs/14_panels/01_batches.ipynb #bdfa077f
 @patch
 def caption(self:BatchState)->str:
     "Which batch this is, how it lies, and how much of it is padding and supervision"
@@ -331,10 +286,8 @@ def as_text(self:BatchState)->str:
     "Caption and rows; what is supervised is in double brackets"
     return "\n".join([self.caption(), *(f"{name}: {spans_text(tokens)}" for name, tokens in self.first_rows())])
 
-# %% ../../nbs/14_panels/01_batches.ipynb #92a5dca1
 @patch
 def to_dict(self:BatchState)->dict:
-    "The view as JSON, without its colours"
     return dict(split=self.split, index=self.index, n_batches=self.n_batches, caption=self.caption(),
                 rows=self.names(), counts=self.counts(), texts=[spans_text(row) for row in self.rows()])
 
@@ -355,13 +308,11 @@ def find(self:BatchState,
     found, expected = f"row {row} is not among the rows that are kept", f"a number up to {last:,}"
     raise ConfigError("BatchPanel", found, expected, "DataPanel(data) shows what became of each row")
 
-# %% ../../nbs/14_panels/01_batches.ipynb #a7a2b55c
 @patch
 def longest(self:BatchState)->int:
     "The number of the batch that holds the longest example"
     return self.find(int(self.side.stats["row"][self.side.lengths.argmax()]) + 1)
 
-# %% ../../nbs/14_panels/01_batches.ipynb #917b9e2b
 @patch
 def at_step(self:BatchState,
     step:int,         # optimiser step, counted from 1
@@ -478,7 +429,6 @@ class BatchPanel(Panel):
 
     @cached_property
     def controls(self)->BatchControls:
-        "Bound to the state"
         c = BatchControls(self.state)
         c.previous.on_click(lambda _: self.show(index=self.state.index - 1))
         c.next.on_click(lambda _: self.show(index=self.state.index + 1))
@@ -503,51 +453,45 @@ class BatchPanel(Panel):
         "A window shows it: make the batches, unless they are there"
         if "state" not in vars(self): self.show()
 
-# %% ../../nbs/14_panels/01_batches.ipynb #c162f81d
-@patch
-def blocks(self:BatchPanel)->list[dict]:
-    "Controls, the map, and the tokens"
-    c, state = self.controls, self.state
-    c.tokens.fill(state, self.losses)
-    tokens, supervised = state.sizes()
-    kinds = {"all tokens": tokens, "supervised": supervised}
-    here = [dict(x=state.index + 1, text="in view", status="here")]
-    several = [chart("tokens in each batch", kinds, look="bars", click=c.number, marks=here, height=90, x="batch")]
-    moves = controls_row(c.split, c.previous, c.next, c.number, c.longest, c.row, c.size, c.losses)
-    legend = f"{_LEGEND}{loss_scale_html() if self.losses else ''}"
-    return [moves, *(several if state.n_batches > 1 else []),
-            html_block(f"<div>{escape_html(state.caption())}</div>{legend}"), c.tokens]
+    def blocks(self)->list[dict]:
+        "Controls, the map, and the tokens"
+        c, state = self.controls, self.state
+        c.tokens.fill(state, self.losses)
+        tokens, supervised = state.sizes()
+        kinds = {"all tokens": tokens, "supervised": supervised}
+        here = [dict(x=state.index + 1, text="in view", status="here")]
+        several = [chart("tokens in each batch", kinds, look="bars", click=c.number, marks=here, height=90, x="batch")]
+        moves = controls_row(c.split, c.previous, c.next, c.number, c.longest, c.row, c.size, c.losses)
+        legend = f"{_LEGEND}{loss_scale_html() if self.losses else ''}"
+        return [moves, *(several if state.n_batches > 1 else []),
+                html_block(f"<div>{escape_html(state.caption())}</div>{legend}"), c.tokens]
 
-@patch
-def _show_batch_of_number(self:BatchPanel, change)->None:
-    if change["new"] - 1 != self.state.index: self.show(index=change["new"] - 1)
+    def _show_batch_of_number(self, change)->None:
+        if change["new"] - 1 != self.state.index: self.show(index=change["new"] - 1)
 
-@patch
-def _resize(self:BatchPanel, change)->None:
-    "Only what a person typed changes the size; another split brings its own"
-    if change["new"] != self.state.batch_size: self.show(batch_size=change["new"])
+    def _resize(self, change)->None:
+        "Only what a person typed changes the size; another split brings its own"
+        if change["new"] != self.state.batch_size: self.show(batch_size=change["new"])
 
-@patch
-def show_row(self:BatchPanel, row:int)->None:
-    "Show the batch of a row, or say that there is none; 0: nothing is looked for"
-    if not row: return
-    try: where = dict(index=self.state.find(row))
-    except ConfigError as e: return self.fail(e)
-    self.show(**where)
+    def show_row(self, row:int)->None:
+        "Show the batch of a row, or say that there is none; 0: nothing is looked for"
+        if not row: return
+        try: where = dict(index=self.state.find(row))
+        except ConfigError as e: return self.fail(e)
+        self.show(**where)
 
-@patch
-def show(self:BatchPanel, **where)->None:
-    "Move the state and draw it"
-    state, c = self.state.move(**where), self.controls
-    self.error = ""
-    if f"row {c.row.value}" not in state.names(): c.row.value = 0   # the row found is no longer in view
-    c.size.value = state.batch_size
-    c.size.disabled = state.packed   # packed batches hold as many rows as fit
-    c.number.max, c.number.value = state.n_batches, state.index + 1
-    c.previous.disabled = state.index == 0
-    c.next.disabled = state.index == state.n_batches - 1
-    self.losses = None
-    if c.losses.value == "on":
-        try: self.losses = state.measure()
-        except Exception as e: return self.fail(e)   # a model can raise anything
-    self.draw()
+    def show(self, **where)->None:
+        "Move the state and draw it"
+        state, c = self.state.move(**where), self.controls
+        self.error = ""
+        if f"row {c.row.value}" not in state.names(): c.row.value = 0   # the row found is no longer in view
+        c.size.value = state.batch_size
+        c.size.disabled = state.packed   # packed batches hold as many rows as fit
+        c.number.max, c.number.value = state.n_batches, state.index + 1
+        c.previous.disabled = state.index == 0
+        c.next.disabled = state.index == state.n_batches - 1
+        self.losses = None
+        if c.losses.value == "on":
+            try: self.losses = state.measure()
+            except Exception as e: return self.fail(e)   # a model can raise anything
+        self.draw()

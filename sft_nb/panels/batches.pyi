@@ -33,8 +33,7 @@ class Schedule:
     def epochs(self) -> int: ...
 
     @property
-    def n(self) -> int:
-        """Micro-batches of the whole training"""
+    def n(self) -> int: ...
 
     def epoch(self, k: int) -> int:
         """The epoch of micro-batch `k`"""
@@ -80,8 +79,7 @@ class BatchState:
     def splits(self) -> list[str]: ...
 
     @property
-    def side(self) -> Split:
-        """The data of this split"""
+    def side(self) -> Split: ...
 
     @property
     def packed(self) -> bool:
@@ -95,8 +93,7 @@ class BatchState:
         """The rows of each batch of this split"""
 
     @property
-    def schedule(self) -> Schedule:
-        """The schedule of the training"""
+    def schedule(self) -> Schedule: ...
 
     @property
     def n_batches(self) -> int:
@@ -116,27 +113,10 @@ class BatchState:
             split: a different split starts at its beginning
             batch_size: stays near the rows in view"""
 
-    @property
-    def tokens(self) -> list[list[int]]:
-        """Ids, a list for each row of the tensor"""
-
-    @property
-    def labels(self) -> list[list[int]]:
-        """-100: not supervised"""
-
-    @property
-    def positions(self) -> list[list[int]]:
-        """The position of each token in its document; the model counts padded rows, from 0"""
-
-    @property
-    def borders(self) -> list[int]:
-        """The start of each document if all are concatenated, and the end of the last one"""
-
     def documents(self) -> list[Document]:
         """The rows of the batch, without what their tokens say"""
 
-    def rows(self) -> list[list[Token]]:
-        """For each document, its tokens"""
+    def rows(self) -> list[list[Token]]: ...
 
     def names(self) -> list[str]:
         """For each document: the row of the source that it comes from, counted from 1"""
@@ -159,8 +139,7 @@ class BatchState:
     def as_text(self) -> str:
         """Caption and rows; what is supervised is in double brackets"""
 
-    def to_dict(self) -> dict[Any, Any]:
-        """The view as JSON, without its colours"""
+    def to_dict(self) -> dict[Any, Any]: ...
 
     def find(self, row: int) -> int:
         """The first batch that trains or scores a row; ConfigError if it is in no batch
@@ -253,8 +232,7 @@ class BatchPanel(Panel):
         """Made on first use: rows may have to be prepared, and a training planned"""
 
     @cached_property
-    def controls(self) -> BatchControls:
-        """Bound to the state"""
+    def controls(self) -> BatchControls: ...
 
     def waiting(self) -> dict[Any, Any]:
         """A placeholder until there are batches"""

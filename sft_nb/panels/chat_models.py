@@ -36,15 +36,12 @@ class ChatModel:
     @property
     def tokenizer(self): return self.bench.tokenizer
 
-# %% ../../nbs/14_panels/06_chat_models.ipynb #spk0sea1
 def names_in(
     run:Run,
 )->list[str]:   # base, then checkpoint-N in order, then adapter
     "The names of a run's own models"
     own = ["adapter"] if run.adapter.is_dir() else []
     return ["base", *(path.name for path in run.checkpoints()), *own]
-
-
 
 # %% ../../nbs/14_panels/06_chat_models.ipynb #spk0of02
 def _find_chat_model(run:Run, what:ChatModel|Run|str|Path)->ChatModel:
@@ -59,7 +56,6 @@ def _find_chat_model(run:Run, what:ChatModel|Run|str|Path)->ChatModel:
     found = find_target(what)
     return ChatModel(f"{found.name} {found.checkpoint}", found.config, found.weights)
 
-# %% ../../nbs/14_panels/06_chat_models.ipynb #spk0of03
 def find_chat_models(
     run:Run,
     what:str|Path|Run|ChatModel|tuple|None=None,   # base, adapter, checkpoint-N, a run or a model; None: the newest
@@ -73,20 +69,16 @@ def find_chat_models(
     return [replace(s, name=f"{s.name} ({k})") if s.name in several else s for k, s in enumerate(found, 1)]
 
 # %% ../../nbs/14_panels/06_chat_models.ipynb #spk0sha1
-def _adapter_shape(folder:Path|None)->dict:
-    "An adapter's config without its location; lists are unordered"
-    if folder is None: return {}
-    try: saved = read_json(folder/"adapter_config.json")
-    except (OSError, ValueError): return {}
-    shape = {k: v for k, v in saved.items() if k not in _OF_THE_FILE}
-    return {k: sorted(map(str, v)) if isinstance(v, list) else v for k, v in shape.items()}
-
-_OF_THE_FILE = ("inference_mode", "base_model_name_or_path", "peft_version")
+_OF_THE_FILE = ("inference_mode", "base_model_name_or_path", "peft_version")   # not of the adapter's shape
 
 def fits_on(s:ChatModel)->str:
     "A key for the loaded model that a chat model uses"
     if not leaves_base(s.config): return digest([weights_key(s.config, None), str(s.weights)])
-    return digest([weights_key(s.config, None), _adapter_shape(s.weights or s.seat)])
+    folder = s.weights or s.seat
+    try: saved = {} if folder is None else read_json(folder/"adapter_config.json")
+    except (OSError, ValueError): saved = {}
+    shape = {k: sorted(map(str, v)) if isinstance(v, list) else v for k, v in saved.items() if k not in _OF_THE_FILE}
+    return digest([weights_key(s.config, None), shape])
 
 # %% ../../nbs/14_panels/06_chat_models.ipynb #spk0sta2
 class ModelCache:
@@ -122,6 +114,5 @@ class ModelCache:
         with swapped.base() if s.weights is None else swapped.tuned(s.weights) as model: yield model
 
     def clear(self)->None:
-        "Forget all models"
         self.swapped.clear()
         free_memory()

@@ -14,8 +14,7 @@ import numpy as np
 from fastcore.basics import patch
 
 from ..base.escape import escape_html
-from ..base.extensions import extension, need_extension
-from ..base.view import part_html
+from ..base.extensions import need_extension
 from ..base.files import write_atomically
 from ..base.report import command, ConfigError, pluralise, shell_quote, SftError
 from ..tasks.core import Score
@@ -84,9 +83,7 @@ def masks(self:EvalState)->dict[str,np.ndarray]:
     return made
 
 @patch
-def counts(self:EvalState)->dict[str,int]:
-    "Filter -> rows"
-    return {name: int(mask.sum()) for name, mask in self.masks().items()}
+def counts(self:EvalState)->dict[str,int]: return {name: int(mask.sum()) for name, mask in self.masks().items()}
 
 # %% ../../nbs/14_panels/10_evaluation.ipynb #evl0cla2
 @patch
@@ -94,16 +91,6 @@ def classes(self:EvalState)->list[str]:
     "The expected answers, if they are classes; else nothing"
     return [] if self.sweep is None else sorted(labels_of([a.expected for a in self.base.answers]))
 
-@patch
-def _haystack(self:EvalState)->list[str]:
-    "The searchable text of each row"
-    key = "text", self.checkpoint
-    if key not in self.kept:
-        pairs = zip(self.base.answers, self.tuned.answers)
-        self.kept[key] = ["\n".join((a.where, a.prompt, a.expected, a.text, b.text)).casefold() for a, b in pairs]
-    return self.kept[key]
-
-# %% ../../nbs/14_panels/10_evaluation.ipynb #evl0cla3
 @patch
 def numbers(self:EvalState)->np.ndarray:
     "The rows that pass filter, class and search, all pages of them; ConfigError for a filter that is none"
@@ -115,8 +102,10 @@ def numbers(self:EvalState)->np.ndarray:
     if self.kept.get("last", [None])[0] == key: return self.kept["last"][1]
     seen = masks[self.filter].copy()
     if self.klass != "all": seen &= np.array([a.expected == self.klass for a in self.base.answers])
-    wanted = self.text.casefold()
-    if wanted: seen &= np.array([wanted in text for text in self._haystack()])
+    if wanted := self.text.casefold():
+        texts = ((a.where, a.prompt, a.expected, a.text, b.text)
+                 for a, b in zip(self.base.answers, self.tuned.answers))
+        seen &= np.array([wanted in "\n".join(text).casefold() for text in texts])
     numbers = seen.nonzero()[0]
     if self.order is not None:
         column, descending = self.order
@@ -128,7 +117,6 @@ def numbers(self:EvalState)->np.ndarray:
     self.kept["last"] = key, numbers
     return numbers
 
-# %% ../../nbs/14_panels/10_evaluation.ipynb #evl0cla4
 @patch
 def move(self:EvalState, **where)->EvalState:
     "Set checkpoint, filter, klass, text, order, at or chosen; a new list begins at its beginning"
@@ -140,9 +128,7 @@ def move(self:EvalState, **where)->EvalState:
     return self
 
 @patch
-def on_page(self:EvalState)->list[int]:
-    "The rows of the page"
-    return self.numbers()[self.at:self.at + self.page].tolist()
+def on_page(self:EvalState)->list[int]: return self.numbers()[self.at:self.at + self.page].tolist()
 
 @patch
 def pair(self:EvalState)->tuple[Answer,Answer]|None:
@@ -174,7 +160,6 @@ def reply_of(
     unknown = [None] * len(words)
     return Reply(speaker, state, [0] * (a.n_tokens - a.ended), words, unknown, [""] * len(words), a.text, score=score)
 
-# %% ../../nbs/14_panels/10_evaluation.ipynb #evl0htm3
 @patch
 def intervals(self:EvalState)->tuple[list[tuple],tuple,dict[int,str]]:
     "(step, score, low, high) of each checkpoint; score, low and high of the base; and what a step is called"
@@ -221,7 +206,6 @@ def outcome(
 
 @patch
 def _table(self:EvalState)->str:
-    "The page as a table"
     head = ["row", "question", "", "expected", "base", self.checkpoint]
     return table_html(self.cells(self.on_page()), head=head, marked=self.chosen)
 
@@ -259,12 +243,8 @@ def near_html(self:EvalState)->str:
     "The training rows near the current row; empty before they are measured"
     found = self.kept.get(("near", self.checkpoint))
     if found is None or self.pair() is None: return ""
-    where = self.pair()[0].where
-    if (key := ("near", self.checkpoint, where)) not in self.kept:
-        rows = found.near(where)
-        table = part_html(extension("nearest_rows").rows_table(rows)) if rows else "this row was not measured"
-        notes = "".join(f"<div>{escape_html(note)}</div>" for note in found.notes)
-        self.kept[key] = f"<div style='margin-top:6px'><b>Training rows near it</b></div>{table}{notes}"
+    key = "near", self.checkpoint, self.pair()[0].where
+    if key not in self.kept: self.kept[key] = found.near_html(key[-1])
     return self.kept[key]
 
 @patch
@@ -304,7 +284,6 @@ def html(self:EvalState)->str:
 # %% ../../nbs/14_panels/10_evaluation.ipynb #evl0htm6
 @patch
 def to_dict(self:EvalState)->dict:
-    "The view as JSON"
     if self.sweep is None: return dict(run=self.run.name, problem=str(self.problem))
     page = [self.base.answers[k].where for k in self.on_page()]
     pair = self.pair()
@@ -359,96 +338,81 @@ class EvalPanel(Panel):
                 controls_row(self.ask, self.near, self.export, self.again), note, html_block(state.pair_html()),
                 html_block(state.near_html()), *trial]
 
-# %% ../../nbs/14_panels/10_evaluation.ipynb #95eff7ea
-@patch
-def _bind(self:EvalPanel)->None:
-    "Connect the controls to the state"
-    for button, act in ((self.export, self._export), (self.ask, self.try_it), (self.near, self._measure_near),
-                        (self.again, self.state.reload)):
-        button.on_click(lambda _, act=act: self._do(act))
-    for name in ("checkpoint", "filter", "klass", "text"): self._follow(getattr(self, name), name)
-    self._follow(self.sorts, "order")
-    self._follow(self.table, "chosen")
-    self.step.observe(lambda change: self._go_to_step(change["new"]), "value")
+    def _bind(self)->None:
+        for button, act in ((self.export, self._export), (self.ask, self.try_it), (self.near, self._measure_near),
+                            (self.again, self.state.reload)):
+            button.on_click(lambda _, act=act: self._do(act))
+        for name in ("checkpoint", "filter", "klass", "text"): self._follow(getattr(self, name), name)
+        self._follow(self.sorts, "order")
+        self._follow(self.table, "chosen")
+        self.step.observe(lambda change: self._go_to_step(change["new"]), "value")
 
-@patch
-def _follow(self:EvalPanel, control:Control, name:str)->None:
-    "Update the state when a person changes a control, but not when `fill` does"
-    def act(change):
-        value = change["new"]
-        if self.filling or (value is None and name != "order"): return
-        if name == "order": value = value and tuple(value)
-        page = self.state.page
-        where = dict(at=value // page * page, chosen=value % page) if name == "chosen" else {name: value}
-        self._do(lambda: self.state.move(**where))
-    control.observe(act, "value")
+    def _follow(self, control:Control, name:str)->None:
+        "Update the state when a person changes a control, but not when `fill` does"
+        def act(change):
+            value = change["new"]
+            if self.filling or (value is None and name != "order"): return
+            if name == "order": value = value and tuple(value)
+            page = self.state.page
+            where = dict(at=value // page * page, chosen=value % page) if name == "chosen" else {name: value}
+            self._do(lambda: self.state.move(**where))
+        control.observe(act, "value")
 
-@patch
-def _go_to_step(self:EvalPanel, step:int|None)->None:
-    "The checkpoint of a step that was clicked in the chart"
-    found = [name for name in self.state.sweep.checkpoints if step_of(Path(name)) == step]
-    if found: self.checkpoint.value = found[0]
-    self.step.set_trait("value", None)
+    def _go_to_step(self, step:int|None)->None:
+        "The checkpoint of a step that was clicked in the chart"
+        found = [name for name in self.state.sweep.checkpoints if step_of(Path(name)) == step]
+        if found: self.checkpoint.value = found[0]
+        self.step.set_trait("value", None)
 
-@patch
-def _do(self:EvalPanel, act:Callable)->None:
-    "Carry out an action, show what went wrong, and redraw"
-    self.note = ""
-    try: act()
-    except Exception as e: self.note = error_html(e)
-    self.fill()
-    self.draw()
+    def _do(self, act:Callable)->None:
+        "Carry out an action, show what went wrong, and redraw"
+        self.note = ""
+        try: act()
+        except Exception as e: self.note = error_html(e)
+        self.fill()
+        self.draw()
 
-@patch
-def fill(self:EvalPanel)->None:
-    "Set the controls from the state"
-    s, there = self.state, self.state.sweep is not None
-    self.filling = True
-    controls = self.checkpoint, self.filter, self.klass, self.text, self.ask, self.near, self.export
-    for control in controls: control.disabled = not there
-    if there:
-        _set_options(self.checkpoint, [*s.sweep.checkpoints], s.checkpoint)
-        _set_options(self.filter, [(f"{name} {n:,}", name) for name, n in s.counts().items()], s.filter)
-        _set_options(self.klass, ["all", *s.classes()], s.klass)
-        self.klass.hidden = not s.classes()
-        n = len(s.numbers())
-        self.ask.disabled = self.near.disabled = self.export.disabled = not n
-        self.sorts.value = s.order
-        version = f"{s.checkpoint} {s.filter} {s.klass} {s.order} {s.text}"
-        self.table.fill(n, version, s.at + s.chosen if n else None)
-    self.filling = False
+    def fill(self)->None:
+        "Set the controls from the state"
+        s, there = self.state, self.state.sweep is not None
+        self.filling = True
+        controls = self.checkpoint, self.filter, self.klass, self.text, self.ask, self.near, self.export
+        for control in controls: control.disabled = not there
+        if there:
+            _set_options(self.checkpoint, [*s.sweep.checkpoints], s.checkpoint)
+            _set_options(self.filter, [(f"{name} {n:,}", name) for name, n in s.counts().items()], s.filter)
+            _set_options(self.klass, ["all", *s.classes()], s.klass)
+            self.klass.hidden = not s.classes()
+            n = len(s.numbers())
+            self.ask.disabled = self.near.disabled = self.export.disabled = not n
+            self.sorts.value = s.order
+            version = f"{s.checkpoint} {s.filter} {s.klass} {s.order} {s.text}"
+            self.table.fill(n, version, s.at + s.chosen if n else None)
+        self.filling = False
 
-def _set_options(choice:Choice, options:list, value)->None:
-    "Options and value at once"
-    choice.options, choice.value = options, value
+    def _export(self)->None:
+        file = self.state.export()
+        self.note = f"<div>{len(self.state.numbers()):,} ids are in {escape_html(file)}</div>"
 
-@patch
-def _export(self:EvalPanel)->None:
-    "Export the ids, and show where they are"
-    file = self.state.export()
-    self.note = f"<div>{len(self.state.numbers()):,} ids are in {escape_html(file)}</div>"
+    def _measure_near(self)->None:
+        self.note = f"<div role='status'>Measuring training rows with {escape_html(self.state.checkpoint)} …</div>"
+        self.draw(save=False)   # measuring may take a while
+        self.note = ""
+        self.state.measure_near()
 
-# %% ../../nbs/14_panels/10_evaluation.ipynb #8674d77a
-@patch
-def _measure_near(self:EvalPanel)->None:
-    self.note = f"<div role='status'>Measuring training rows with {escape_html(self.state.checkpoint)} …</div>"
-    self.draw(save=False)   # measuring may take a while
-    self.note = ""
-    self.state.measure_near()
+    def try_it(self)->None:
+        "Hand the question in view to a `GenerationPanel` below; nothing if the list is empty"
+        pair, names = self.state.pair(), ("base", self.state.checkpoint)
+        if pair is None: return
+        if self.trial is None: self.trial = GenerationPanel(self.state.run, names, thread=self.thread, drawn=self.draw)
+        c, where = self.trial.controls, pair[0].where
+        if self.trial.state.names != [*names]: c.models.value = names
+        if where in self.trial.state.rows(): self.trial.choose_row(where)
+        else: c.row.value, c.prompt.value = 0, pair[0].prompt   # a sweep may have used more rows than training
 
-@patch
-def try_it(self:EvalPanel)->None:
-    "Hand the question in view to a `GenerationPanel` below; nothing if the list is empty"
-    pair, names = self.state.pair(), ("base", self.state.checkpoint)
-    if pair is None: return
-    if self.trial is None: self.trial = GenerationPanel(self.state.run, names, thread=self.thread, drawn=self.draw)
-    c, where = self.trial.controls, pair[0].where
-    if self.trial.state.names != [*names]: c.models.value = names
-    if where in self.trial.state.rows(): self.trial.choose_row(where)
-    else: c.row.value, c.prompt.value = 0, pair[0].prompt   # a sweep may have used more rows than training
+    def close(self)->None:
+        "Close the panel, and the one in which a question was tried"
+        if getattr(self, "trial", None) is not None: self.trial.close()   # a panel that failed to build has none
+        super().close()
 
-@patch
-def close(self:EvalPanel)->None:
-    "Close the panel, and the one in which a question was tried"
-    if getattr(self, "trial", None) is not None: self.trial.close()   # a panel that failed to build has none
-    super(EvalPanel, self).close()
+def _set_options(choice:Choice, options:list, value)->None: choice.options, choice.value = options, value

@@ -48,8 +48,7 @@ class EvalState:
     def masks(self) -> dict[str, np.ndarray]:
         """Filter -> mask of the rows that pass it, for the current checkpoint; cached"""
 
-    def counts(self) -> dict[str, int]:
-        """Filter -> rows"""
+    def counts(self) -> dict[str, int]: ...
 
     def classes(self) -> list[str]:
         """The expected answers, if they are classes; else nothing"""
@@ -60,8 +59,7 @@ class EvalState:
     def move(self, **where: Any) -> EvalState:
         """Set checkpoint, filter, klass, text, order, at or chosen; a new list begins at its beginning"""
 
-    def on_page(self) -> list[int]:
-        """The rows of the page"""
+    def on_page(self) -> list[int]: ...
 
     def pair(self) -> tuple[Answer, Answer] | None:
         """The answers of base and checkpoint to the current row; None if the list is empty"""
@@ -102,8 +100,7 @@ class EvalState:
     def html(self) -> str:
         """Chart, list, and the row in view; or why there is nothing"""
 
-    def to_dict(self) -> dict[Any, Any]:
-        """The view as JSON"""
+    def to_dict(self) -> dict[Any, Any]: ...
 
 def reply_of(a: Answer, speaker: str) -> Reply:
     """A stored answer as a reply, word by word; how sure the model was is not stored

@@ -9,10 +9,12 @@ __all__ = ['Controls', 'GenerationPanel']
 import threading, time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from fastcore.basics import patch
 
 from ..base.escape import escape_html
+from ..base.extensions import extension
 from ..base.report import pluralise
 from ..runs.directory import Run
 from ..runs.status import ACTIVE
@@ -25,7 +27,7 @@ from .conversation import GenerationState, question_of
 # %% ../../nbs/14_panels/08_generation.ipynb #vew0con1
 class Controls:
     "The controls of a `GenerationPanel`"
-    def __init__(self, state:GenerationState):
+    def __init__(self, state:GenerationState, *, keeps:bool=True):   # False: nothing can be kept
         there = [*dict.fromkeys([*names_in(state.run), *state.names])]
         self.row = Number("held-out row", value=0, min=1, blank=0, placeholder="none",
                           title="copies its question into the prompt")
@@ -43,9 +45,11 @@ class Controls:
         self.top_p = Number("top-p", value=1., min=.05, max=1., step=.05,
                             title="sampled from the likeliest tokens with this total probability")
         self.seed = Number("seed", value=0, title="of the sampling: the same seed gives the same answer")
-        self.keep = Button("keep this prompt", title="in the run's prompt set; click again to remove it")
-        self.ask_set = Button("ask every checkpoint", title="all kept prompts, and export the answers")
-        self.thumbs = []   # two buttons per model that has answered
+        self.keep = Button("keep this prompt", title="in the run's prompt set; click again to remove it",
+                           hidden=not keeps)
+        self.ask_set = Button("ask every checkpoint", title="all kept prompts, and export the answers",
+                              hidden=not keeps)
+        self.thumbs = []   # two buttons per model that has answered, for ratings
 
     def rows(self)->list[dict]:
         "The rows of controls above the answers, from top to bottom"
@@ -58,6 +62,8 @@ class Controls:
         return [*thumbs, controls_row(self.tokens, self.temperature, self.top_p, self.seed), controls_row(self.system)]
 
 # %% ../../nbs/14_panels/08_generation.ipynb #vew0pan2
+_EVERY = .2   # seconds between updates of a growing answer
+
 class GenerationPanel(Panel):
     "A prompt and the answers of several models, side by side"
     state:GenerationState
@@ -76,136 +82,121 @@ class GenerationPanel(Panel):
         super().__init__(GenerationState(run, checkpoint))
         state = self.state
         self.given:dict[str,ChatModel] = {s.name: s for s in state.speakers}   # including those of other runs
-        self.controls = Controls(state)
+        keeping = extension("kept_answers")
+        self.kept:Any = keeping and keeping(state)   # None without `sft_nb.extras`
+        self.controls = Controls(state, keeps=self.kept is not None)
         self.thread, self.drawn = thread, drawn
         self._bind()
         self._try(lambda: self.choose_row(row or min(1, len(state.rows()))))
 
     def blocks(self)->list[dict]:
         "The prompt, the conversation, the answers to kept prompts, and the settings"
-        answers = self.note + self.state.prompt_set_html()
+        answers = self.kept_html()
         kept = [html_block(answers, boxed=True, title="answers to kept prompts")] if answers else []
         talk = html_block(self.state.html(), boxed=True, title="conversation")
         return [*self.controls.rows(), talk, *kept, *self.controls.settings()]
 
-    def to_html(self)->str: return f"{self.note}{self.state.prompt_set_html()}{super().to_html()}"
+    def kept_html(self)->str: return self.note + (self.kept.html() if self.kept is not None else "")
+    def to_html(self)->str: return self.kept_html() + super().to_html()
 
     @property
-    def busy(self)->bool:
-        "Is the thread still running?"
-        return self.worker is not None and self.worker.is_alive()
+    def busy(self)->bool: return self.worker is not None and self.worker.is_alive()
 
-# %% ../../nbs/14_panels/08_generation.ipynb #vew0pan3
-@patch
-def _bind(self:GenerationPanel)->None:
-    c = self.controls
-    c.ask.on_click(lambda _: self.generate())
-    c.stop.on_click(lambda _: self.state.stop())
-    c.new.on_click(lambda _: self._try(self.state.new))
-    c.keep.on_click(lambda _: self._try(self._keep_prompt))
-    c.ask_set.on_click(lambda _: self.ask_prompt_set())
-    c.row.observe(lambda change: self._try(lambda: self.choose_row(change["new"])), "value")
-    c.models.observe(lambda change: self._try(lambda: self.state.choose(self._meant(change["new"]))), "value")
+    def _bind(self)->None:
+        c = self.controls
+        c.ask.on_click(lambda _: self.generate())
+        c.stop.on_click(lambda _: self.state.stop())
+        c.new.on_click(lambda _: self._try(self.state.new))
+        c.keep.on_click(lambda _: self._try(self._keep_prompt))
+        c.ask_set.on_click(lambda _: self.ask_prompt_set())
+        c.row.observe(lambda change: self._try(lambda: self.choose_row(change["new"])), "value")
+        c.models.observe(lambda change: self._try(lambda: self.state.choose(self._meant(change["new"]))), "value")
 
-@patch
-def _try(self:GenerationPanel, act:Callable)->None:
-    "Carry out a press, and show what went wrong"
-    self.error = ""
-    try: act()
-    except Exception as e: self.error = self.explain(e)
-    self.draw()
-
-# %% ../../nbs/14_panels/08_generation.ipynb #vew0pan4
-@patch
-def draw(self:GenerationPanel, *, save:bool=True)->None:
-    "Draw the panel, or notify the one around it; newly written checkpoints are added to the models"
-    models, written = self.controls.models, []
-    try: written = names_in(self.state.run)
-    except OSError: pass   # keep the models listed so far, and an error can still be drawn
-    there = [*dict.fromkeys([*written, *models.options, *self.state.names])]
-    if there != models.options: models.options = there
-    if self.drawn is not None: self.drawn()
-    else: super(GenerationPanel, self).draw(save=save)
-
-# %% ../../nbs/14_panels/08_generation.ipynb #vew0pan5
-@patch
-def choose_row(self:GenerationPanel,
-    row:int|str,   # its number among the held-out rows, from 1, or its place; 0: none
-)->None:
-    "Put a held-out row into the prompt; ConfigError if there is no such row"
-    if not row: return
-    place, chat = self.state.chat_of(row)
-    c, first = self.controls, chat[0]
-    c.prompt.value = question_of(chat)
-    c.system.value = first["content"] if first["role"] == "system" else ""
-    c.row.value = row if isinstance(row, int) else [*self.state.rows()].index(place) + 1
-
-@patch
-def _meant(self:GenerationPanel, names:tuple[str,...])->tuple:
-    return tuple(self.given.get(name, name) for name in names)
-
-# %% ../../nbs/14_panels/08_generation.ipynb #vew0pan6
-@patch
-def generate(self:GenerationPanel)->None:
-    "Ask the models the prompt; does nothing while an answer is being written"
-    if self.writing: return
-    c, self.error = self.controls, ""
-    how = dict(max_new_tokens=c.tokens.value, temperature=c.temperature.value, top_p=c.top_p.value, seed=c.seed.value)
-    try: turn = self.state.begin(c.prompt.value, row=c.row.value, system=c.system.value, **how)
-    except Exception as e:
-        self.error = self.explain(e)
-        return self.draw()
-    self._write_in_thread(lambda: self.state.answer(turn, self._grown))
-
-@patch
-def _write_in_thread(self:GenerationPanel, work:Callable)->None:
-    "Let models write, in a thread of its own; until they have, everything but stop is disabled"
-    def run()->None:
-        try: work()
+    def _try(self, act:Callable)->None:
+        self.error = ""
+        try: act()
         except Exception as e: self.error = self.explain(e)
-        finally:
-            self.writing = False   # before the browser can send the next question
-            self._enable(True)
-            self._offer_thumbs()
-            self.draw()
-    self.writing, self.error = True, ""
-    self._enable(False)     # before the panel is drawn, so that no further question can be asked yet
-    self.draw(save=False)   # a model may have to be loaded before the first token
-    self.worker = threading.Thread(target=run, daemon=True)
-    if self.thread: self.worker.start()
-    else: run()
+        self.draw()
 
-@patch
-def _enable(self:GenerationPanel, free:bool)->None:
-    "While an answer is being written, disable everything but stop"
-    c = self.controls
-    for widget in (c.ask, c.new, c.row, c.models, c.keep, c.ask_set): widget.disabled = not free
-    c.stop.disabled = free
-    c.ask.label = "Generate" if free else "writing …"
+    def draw(self, *, save:bool=True)->None:
+        "Draw the panel, or notify the one around it; newly written checkpoints are added to the models"
+        models, written = self.controls.models, []
+        try: written = names_in(self.state.run)
+        except OSError: pass   # keep the models listed so far, and an error can still be drawn
+        there = [*dict.fromkeys([*written, *models.options, *self.state.names])]
+        if there != models.options: models.options = there
+        if self.drawn is not None: self.drawn()
+        else: super().draw(save=save)
 
-# %% ../../nbs/14_panels/08_generation.ipynb #vew0pan7
-_EVERY = .2   # seconds between updates of a growing answer
+    def choose_row(self,
+        row:int|str,   # its number among the held-out rows, from 1, or its place; 0: none
+    )->None:
+        "Put a held-out row into the prompt; ConfigError if there is no such row"
+        if not row: return
+        place, chat = self.state.chat_of(row)
+        c, first = self.controls, chat[0]
+        c.prompt.value = question_of(chat)
+        c.system.value = first["content"] if first["role"] == "system" else ""
+        c.row.value = row if isinstance(row, int) else [*self.state.rows()].index(place) + 1
 
-@patch
-def _grown(self:GenerationPanel, reply:Reply)->None:
-    "Draw, unless the last picture is too recent"
-    now = time.monotonic()
-    if now - self.last < _EVERY: return
-    self.last = now
-    self.draw(save=False)
+    def _meant(self, names:tuple[str,...])->tuple:
+        return tuple(self.given.get(name, name) for name in names)
+
+    def generate(self)->None:
+        "Ask the models the prompt; does nothing while an answer is being written"
+        if self.writing: return
+        c, self.error = self.controls, ""
+        how = dict(max_new_tokens=c.tokens.value, temperature=c.temperature.value, top_p=c.top_p.value,
+                   seed=c.seed.value)
+        try: turn = self.state.begin(c.prompt.value, row=c.row.value, system=c.system.value, **how)
+        except Exception as e:
+            self.error = self.explain(e)
+            return self.draw()
+        self._write_in_thread(lambda: self.state.answer(turn, self._grown))
+
+    def _write_in_thread(self, work:Callable)->None:
+        "Let models write, in a thread of its own; until they have, everything but stop is disabled"
+        def run()->None:
+            try: work()
+            except Exception as e: self.error = self.explain(e)
+            finally:
+                self.writing = False   # before the browser can send the next question
+                self._enable(True)
+                if self.kept is not None: self.controls.thumbs = self.kept.thumbs(self._try)
+                self.draw()
+        self.writing, self.error = True, ""
+        self._enable(False)     # before the panel is drawn, so that no further question can be asked yet
+        self.draw(save=False)   # a model may have to be loaded before the first token
+        self.worker = threading.Thread(target=run, daemon=True)
+        if self.thread: self.worker.start()
+        else: run()
+
+    def _enable(self, free:bool)->None:
+        "While an answer is being written, disable everything but stop"
+        c = self.controls
+        for widget in (c.ask, c.new, c.row, c.models, c.keep, c.ask_set): widget.disabled = not free
+        c.stop.disabled = free
+        c.ask.label = "Generate" if free else "writing …"
+
+    def _grown(self, reply:Reply)->None:
+        "Draw, unless the last picture is too recent"
+        now = time.monotonic()
+        if now - self.last < _EVERY: return
+        self.last = now
+        self.draw(save=False)
 
 # %% ../../nbs/14_panels/08_generation.ipynb #0b5aff99
 @patch
 def _keep_prompt(self:GenerationPanel)->None:
-    file = self.state.keep_prompt(self.controls.prompt.value, self.controls.system.value)
-    self.note = f"<div>{pluralise(len(self.state.kept_prompts()), 'prompt')} in {escape_html(short_path(file))}</div>"
+    file = self.kept.keep_prompt(self.controls.prompt.value, self.controls.system.value)
+    self.note = f"<div>{pluralise(len(self.kept.prompts()), 'prompt')} in {escape_html(short_path(file))}</div>"
 
 @patch
 def ask_prompt_set(self:GenerationPanel)->None:
     "Ask every checkpoint all kept prompts; does nothing while an answer is being written"
     if self.writing: return
     def ask()->None:
-        file = self.state.ask_prompt_set(max_new_tokens=self.controls.tokens.value,
+        file = self.kept.ask_every_model(max_new_tokens=self.controls.tokens.value,
                                          on_answer=lambda: self.draw(save=False))
         self.note = f"<div>the answers are in {escape_html(short_path(file))}</div>"
     self._write_in_thread(ask)
@@ -216,7 +207,7 @@ def is_live(self:GenerationPanel)->bool:
     return self.state.run.state in ACTIVE
 
 @patch
-def keep_up(self:GenerationPanel, every:float=2.)->None:
+def keep_up(self:GenerationPanel)->None:
     "Add each new checkpoint to the models until the training ends"
     enough = threading.Event()
     try:
@@ -225,22 +216,8 @@ def keep_up(self:GenerationPanel, every:float=2.)->None:
             there = {*names_in(self.state.run)}
             if there - {*self.controls.models.options} and not self.writing: self.draw(save=False)
             if not is_active: return
-            enough.wait(every)
+            enough.wait(2.)
     except Exception as e: self.fail(e)   # the next view of the panel starts checking again
-
-# %% ../../nbs/14_panels/08_generation.ipynb #vew0pan8
-@patch
-def _offer_thumbs(self:GenerationPanel)->None:
-    "Offer two thumbs for each model that has answered the newest turn"
-    buttons, file = [], self.state.run.path/"preferences.jsonl"
-    replies = self.state.turns[-1].replies if self.state.turns else {}
-    for name in [name for name, reply in replies.items() if reply.text]:
-        for rating in ("good", "bad"):
-            tells, text = f"kept in {file}; click again to undo", f"rate {name} {rating}"
-            button = Button(text, title=tells)
-            button.on_click(lambda _, name=name, rating=rating: self._try(lambda: self.state.rate(name, rating)))
-            buttons.append(button)
-    self.controls.thumbs = buttons
 
 @patch
 def close(self:GenerationPanel)->None:

@@ -30,7 +30,7 @@ class Controls:
     ask_set: Button
     thumbs: Any
 
-    def __init__(self, state: GenerationState) -> None: ...
+    def __init__(self, state: GenerationState, *, keeps: bool=True) -> None: ...
 
     def rows(self) -> list[dict[Any, Any]]:
         """The rows of controls above the answers, from top to bottom"""
@@ -46,6 +46,7 @@ class GenerationPanel(Panel):
     last: float
     note: str
     given: dict[str, ChatModel]
+    kept: Any
     controls: Controls
     thread: bool
     drawn: Callable[..., Any] | None
@@ -55,11 +56,12 @@ class GenerationPanel(Panel):
     def blocks(self) -> list[dict[Any, Any]]:
         """The prompt, the conversation, the answers to kept prompts, and the settings"""
 
+    def kept_html(self) -> str: ...
+
     def to_html(self) -> str: ...
 
     @property
-    def busy(self) -> bool:
-        """Is the thread still running?"""
+    def busy(self) -> bool: ...
 
     def draw(self, *, save: bool=True) -> None:
         """Draw the panel, or notify the one around it; newly written checkpoints are added to the models"""
@@ -80,7 +82,7 @@ class GenerationPanel(Panel):
     def is_live(self) -> bool:
         """Is the run being trained? Then it has new checkpoints"""
 
-    def keep_up(self, every: float=2.0) -> None:
+    def keep_up(self) -> None:
         """Add each new checkpoint to the models until the training ends"""
 
     def close(self) -> None:

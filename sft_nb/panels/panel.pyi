@@ -20,8 +20,7 @@ class Control(traitlets.HasTraits):
 
     def __init__(self, label: str='', **how: Any) -> None: ...
 
-    def receive(self, event: str, value: Any) -> None:
-        """Take what the browser sends"""
+    def receive(self, event: str, value: Any) -> None: ...
 
     def to_dict(self) -> dict[Any, Any]:
         """The state from which the browser draws it"""
@@ -37,8 +36,7 @@ class Button(Control):
     def on_click(self, act: Callable[..., Any]) -> None:
         """Call `act` with this button at each press"""
 
-    def click(self) -> None:
-        """Press it"""
+    def click(self) -> None: ...
 
     def receive(self, event: str, value: Any) -> None:
         """A press in the browser; nothing happens while the button is disabled"""
@@ -127,13 +125,6 @@ def controls_row(*controls: Control) -> dict[Any, Any]:
 def html_block(html: str, *, boxed: bool=False, title: str | None=None) -> dict[Any, Any]:
     """HTML, in which others' text is escaped; `boxed` scrolls from 60% of the window's height on, `title` names it"""
 
-def bar_row_html(name: str, value: str, share: float, colour: str='var(--sft-accent,#2b7fc4)') -> str:
-    """A row of a table of bars: name, value, bar
-    
-    Args:
-        value: with its unit
-        share: relative to the widest bar, 0 to 1"""
-
 def common_place(places: list[str]) -> str:
     """The common beginning of the places of rows, `train.jsonl row `, which a narrow column leaves out"""
 
@@ -168,11 +159,9 @@ class Panel(anywidget.AnyWidget):
 
     def __init__(self, state: Any=None, **traits: Any) -> None: ...
 
-    def to_text(self) -> str:
-        """The saved picture as text"""
+    def to_text(self) -> str: ...
 
-    def blocks(self) -> list[dict[Any, Any]]:
-        """The blocks, from top to bottom"""
+    def blocks(self) -> list[dict[Any, Any]]: ...
 
     def to_html(self) -> str:
         """The picture that is saved"""
@@ -187,8 +176,7 @@ class Panel(anywidget.AnyWidget):
     def follow(self) -> None:
         """Call `keep_up` in a thread, unless it runs or there is nothing to keep up with"""
 
-    def to_dict(self) -> dict[Any, Any]:
-        """The view as JSON"""
+    def to_dict(self) -> dict[Any, Any]: ...
 
     def draw(self, *, save: bool=True) -> None:
         """Send what has changed to every window; `save=False` leaves the saved picture as it is"""

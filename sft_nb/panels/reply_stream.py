@@ -74,7 +74,6 @@ def _next_logits(decoder:Decoder, running, ids:list[int])->torch.Tensor:
     model = decoder.model
     return model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[:, -1]
 
-# %% ../../nbs/14_panels/05_reply_stream.ipynb #rep0ste1
 def write_reply(
     reply:Reply,            # to be filled
     model,
@@ -145,30 +144,23 @@ def first_difference(
         reached += len(piece)
         if reached > same: return k
 
-# %% ../../nbs/14_panels/05_reply_stream.ipynb #rep0htm2
-_DIFFERS = "border:2px solid;border-radius:3px;margin:0 2px;font-weight:bold"
-
-def _token_title(share:float|None, others:str)->str:
-    "The title of a token"
-    if share is None: return ""
-    tells = f"{share:.1%}; then {others}" if others else f"{share:.1%}"
-    return f" title='{escape_html(tells)}'"
-
-def _token_html(piece:str, share:float|None, others:str, differs:bool)->str:
-    "One token as HTML"
-    style = "text-decoration:underline dotted" if share is not None and share < .5 else ""
-    if not differs: return f"<span{_token_title(share, others)} style='{style}'>{escape_html(piece)}</span>"
-    sign, style = "<b aria-label='the first difference'>≠</b>", f"{style};{_DIFFERS}"
-    return f"{sign}<span class='sft-differs'{_token_title(share, others)} style='{style}'>{escape_html(piece)}</span>"
-
 # %% ../../nbs/14_panels/05_reply_stream.ipynb #rep0htm3
 def pieces_html(
     reply:Reply,
     at:int|None=None,   # the token that differs; None: none
 )->str:
     "A reply token by token; everything is escaped"
-    parts = zip(reply.pieces, reply.shares, reply.instead)
-    drawn = "".join(_token_html(*part, differs=k == at) for k, part in enumerate(parts))
+    drawn = ""
+    for k, (piece, share, others) in enumerate(zip(reply.pieces, reply.shares, reply.instead)):
+        title, style = "", ""
+        if share is not None:
+            title = escape_html(f"{share:.1%}; then {others}" if others else f"{share:.1%}")
+            title, style = f" title='{title}'", "text-decoration:underline dotted" if share < .5 else ""
+        if k == at:
+            drawn += "<b aria-label='the first difference'>≠</b>"
+            title = f" class='sft-differs'{title}"
+            style += ";border:2px solid;border-radius:3px;margin:0 2px;font-weight:bold"
+        drawn += f"<span{title} style='{style}'>{escape_html(piece)}</span>"
     if at == len(reply.pieces): drawn += "<b class='sft-differs' aria-label='the first difference'>≠ it ends here</b>"
     return drawn + (" ▍" if reply.state == "speaking" else "")
 
@@ -185,7 +177,6 @@ def verdict(self:Reply)->str:
     if not s.correct and s.got is None: text = "✗ wrong: no answer in it"
     return text + "".join(f", {name} {value:.3g}" for name, value in self.score.figures.items())
 
-# %% ../../nbs/14_panels/05_reply_stream.ipynb #rep0fac3
 @patch
 def caption(self:Reply)->str:
     "Length, ending, score and rating of a reply"
@@ -200,6 +191,5 @@ def caption(self:Reply)->str:
 # %% ../../nbs/14_panels/05_reply_stream.ipynb #rep0dic1
 @patch
 def to_dict(self:Reply)->dict:
-    "The view as JSON"
     return dict(speaker=self.speaker, state=self.state, text=self.text or "".join(self.pieces), n_tokens=self.n_tokens,
                 pieces=self.pieces, shares=self.shares, error=self.error, verdict=self.verdict(), rating=self.rating)

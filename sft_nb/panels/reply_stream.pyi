@@ -34,8 +34,7 @@ class Reply:
     def caption(self) -> str:
         """Length, ending, score and rating of a reply"""
 
-    def to_dict(self) -> dict[Any, Any]:
-        """The view as JSON"""
+    def to_dict(self) -> dict[Any, Any]: ...
 
 def piece_of(reply: Reply, tokenizer: Any) -> str:
     """The text that the last token adds; empty while a character is incomplete

@@ -40,10 +40,12 @@ class Entry(NamedTuple):
     example:int|None=None # its index among kept examples
     gone:int|None=None    # its index among dropped rows
 
+    @property
+    def key(self)->int|str: return self.row or self.place
+
 FACETS = ("kept", "left out", "cut", "duplicates", "near duplicates", "no end token", "marked")
 _WHEN_ASKED = ("near duplicates", "marked")   # counted once they were asked for
 
-# %% ../../nbs/14_panels/02_rows.ipynb #4a434c83
 def places_where(split:Split, test:Callable[[dict],bool])->set[int|str]:
     "The number and the place of each row that passes a test; the rows are read again"
     hits = [(n, place) for n, (place, row) in enumerate(split.source, 1) if test(row)]
@@ -108,75 +110,48 @@ class DataState:
     @property
     def side(self)->Split: return self.data.train if self.split == "train" else self.data.eval
 
-# %% ../../nbs/14_panels/02_rows.ipynb #row0num1
-@patch
-def _examples(self:DataState, numbers:np.ndarray)->list[Entry]:
-    "Entries of examples that are kept"
-    stats = self.side.stats
-    row, length, supervised = (stats[k][numbers].tolist() for k in ("row", "length", "supervised"))
-    return [Entry(r + 1, "", "", n, s, example=e) for r, n, s, e in zip(row, length, supervised, numbers.tolist())]
+    @property
+    def marked(self)->set[int|str]:
+        "Numbers and places of the marked rows of the split; cached"
+        key = self.split, "marks"
+        if key not in self.kept: self.kept[key] = self.marks.places_in(self.side)
+        return self.kept[key]
 
-# %% ../../nbs/14_panels/02_rows.ipynb #d0905533
-@patch
-def _gone(self:DataState)->list[Entry]:
-    "Entries of rows that were left out"
-    return [Entry(None, d["where"], d["reason"], d.get("tokens") or 0, 0, gone=k)
-            for k, d in enumerate(self.side.dropped)]
+    def counts(self)->dict[str,int]:
+        "The number of entries of each facet; some are counted once they were asked for"
+        return {facet: len(self.entries(facet)) for facet in FACETS
+                if facet not in _WHEN_ASKED or (self.split, facet) in self.kept}
 
-# %% ../../nbs/14_panels/02_rows.ipynb #53aabf9a
-@patch
-def _near_entries(self:DataState)->list[Entry]:
-    "Entries of examples that nearly repeat an earlier one; none without the extras"
-    near, rows = extension("near_duplicates"), self.side.stats["row"]
-    found = near.near_duplicates(self.side) if near else np.zeros(0, dtype=np.int64)
-    again = np.flatnonzero(found >= 0)
-    return [e._replace(says=f"nearly row {int(rows[found[k]]) + 1}") for e, k in zip(self._examples(again), again)]
+    def entries(self, facet:str)->list[Entry]:
+        "The entries of a facet; cached"
+        if facet not in FACETS:
+            raise ConfigError("DataPanel", f"there is no list {facet!r}", f"one of {', '.join(FACETS)}", 'facet="kept"')
+        if (self.split, facet) not in self.kept: self.kept[self.split, facet] = self._make_entries(facet)
+        return self.kept[self.split, facet]
 
-@patch(as_prop=True)
-def marked(self:DataState)->set[int|str]:
-    "Numbers and places of the marked rows of the split; cached"
-    key = self.split, "marks"
-    if key not in self.kept: self.kept[key] = self.marks.places_in(self.side)
-    return self.kept[key]
+    def _make_entries(self, facet:str)->list[Entry]:
+        side, stats = self.side, self.side.stats
+        if facet == "marked":
+            return [e for other in ("kept", "left out") for e in self.entries(other) if e.key in self.marked]
+        if facet == "left out":
+            return [Entry(None, d["where"], d["reason"], d.get("tokens") or 0, 0, gone=k)
+                    for k, d in enumerate(side.dropped)]
+        if facet == "cut":
+            return [Entry(None, c["where"], f"{c['what']}, {c['tokens']:,} tokens lost", 0, 0) for c in side.cut]
 
-@patch
-def _marked_entries(self:DataState)->list[Entry]:
-    return [e for facet in ("kept", "left out") for e in self.entries(facet) if (e.row or e.place) in self.marked]
-
-@patch
-def counts(self:DataState)->dict[str,int]:
-    "The number of entries of each facet; some are counted once they were asked for"
-    return {facet: len(self.entries(facet)) for facet in FACETS
-            if facet not in _WHEN_ASKED or (self.split, facet) in self.kept}
-
-@patch
-def _cut(self:DataState)->list[Entry]:
-    return [Entry(None, c["where"], f"{c['what']}, {c['tokens']:,} tokens lost", 0, 0) for c in self.side.cut]
-
-# %% ../../nbs/14_panels/02_rows.ipynb #row0num2
-@patch
-def _numbers(self:DataState, facet:str)->np.ndarray:
-    "The examples of a facet, in the order of its list"
-    stats = self.side.stats
-    if facet == "no end token": return (~np.isin(stats["last"], end_ids(self.data.tokenizer))).nonzero()[0]
-    if facet == "duplicates":
-        _, first = np.unique(stats["whole"], return_index=True)
-        return np.setdiff1d(np.arange(len(stats["whole"])), first)
-    return np.arange(len(stats["length"]))
-
-# %% ../../nbs/14_panels/02_rows.ipynb #beb487b8
-@patch
-def entries(self:DataState, facet:str)->list[Entry]:
-    "The entries of a facet; cached"
-    if facet not in FACETS:
-        raise ConfigError("DataPanel", f"there is no list {facet!r}", f"one of {', '.join(FACETS)}", 'facet="kept"')
-    made = self.kept.get((self.split, facet))
-    if made is None:
-        by_hand = {"left out": self._gone, "cut": self._cut, "near duplicates": self._near_entries,
-                   "marked": self._marked_entries}
-        made = by_hand[facet]() if facet in by_hand else self._examples(self._numbers(facet))
-        self.kept[self.split, facet] = made
-    return made
+        examples, says = np.arange(len(stats["length"])), {}   # number of an example -> why it is listed
+        if facet == "no end token": examples = (~np.isin(stats["last"], end_ids(self.data.tokenizer))).nonzero()[0]
+        elif facet == "duplicates":
+            _, first = np.unique(stats["whole"], return_index=True)
+            examples = np.setdiff1d(examples, first)
+        elif facet == "near duplicates":   # none without the extras
+            near = extension("near_duplicates")
+            found = near.near_duplicates(side) if near else np.zeros(0, dtype=np.int64)
+            examples = np.flatnonzero(found >= 0)
+            says = {k: f"nearly row {int(stats['row'][found[k]]) + 1}" for k in examples.tolist()}
+        row, length, supervised = (stats[name][examples].tolist() for name in ("row", "length", "supervised"))
+        return [Entry(r + 1, "", says.get(k, ""), n, learned, example=k)
+                for k, r, n, learned in zip(examples.tolist(), row, length, supervised)]
 
 # %% ../../nbs/14_panels/02_rows.ipynb #row0sea2
 @patch
@@ -190,14 +165,14 @@ def search(self:DataState, text:str)->DataState:
     self.found = places_where(self.side, has_text)
     return self
 
-# %% ../../nbs/14_panels/02_rows.ipynb #row0sea3
 @patch
 def listed(self:DataState)->list[Entry]:
     "The current list with all of its pages; cached"
     key = self.split, self.facet, self.within, self.order, self.text
     if self.kept.get("listed", [None])[0] == key: return self.kept["listed"][1]
     low, high = self.within or (0, 2**62)
-    entries = [e for e in self.entries(self.facet) if low <= e.tokens <= high and self._is_found(e)]
+    entries = [e for e in self.entries(self.facet) if low <= e.tokens <= high]
+    if self.found is not None: entries = [e for e in entries if e.key in self.found]
     if self.order is not None:
         column, descending = self.order
         keys = (lambda e: (e.row is None, e.row or 0, e.place), lambda e: e.tokens,
@@ -206,12 +181,6 @@ def listed(self:DataState)->list[Entry]:
     self.kept["listed"] = key, entries
     return entries
 
-# %% ../../nbs/14_panels/02_rows.ipynb #05e253d0
-@patch
-def _is_found(self:DataState, e:Entry)->bool:
-    return self.found is None or (e.row or e.place) in self.found
-
-# %% ../../nbs/14_panels/02_rows.ipynb #f0d1985a
 @patch
 def move(self:DataState, **where)->DataState:
     "Set split, facet, at, chosen, within, order or face; a new list begins at its beginning"
@@ -224,11 +193,8 @@ def move(self:DataState, **where)->DataState:
     self.chosen = min(self.chosen, max(0, len(self.on_page()) - 1))
     return self
 
-# %% ../../nbs/14_panels/02_rows.ipynb #4a801f37
 @patch
-def on_page(self:DataState)->list[Entry]:
-    "The entries of the page"
-    return self.listed()[self.at:self.at + self.page]
+def on_page(self:DataState)->list[Entry]: return self.listed()[self.at:self.at + self.page]
 
 # %% ../../nbs/14_panels/02_rows.ipynb #row0loo2
 FACES = ("tokens", "messages", "raw")
@@ -239,7 +205,6 @@ def entry(self:DataState)->Entry|None:
     page = self.on_page()
     return page[self.chosen] if page else None
 
-# %% ../../nbs/14_panels/02_rows.ipynb #ad8b70ea
 @patch
 def source(self:DataState)->tuple[str,dict|None]:
     "Place and original row of the selected entry; None if only its place is known"
@@ -249,7 +214,6 @@ def source(self:DataState)->tuple[str,dict|None]:
     gone = self.side.dropped[e.gone]
     return gone["where"], gone["row"]
 
-# %% ../../nbs/14_panels/02_rows.ipynb #row0loo3
 @patch
 def render(self:DataState)->str:
     "The chosen view of the selected row, as plain text"
@@ -259,7 +223,6 @@ def render(self:DataState)->str:
     x = self.side.tokens[e.example]
     return spans_text(spans(x["input_ids"], x["labels"], self.data.tokenizer))
 
-# %% ../../nbs/14_panels/02_rows.ipynb #0bc8e598
 @patch
 def _messages(self:DataState, place:str, row:dict)->str:
     "The conversation of a row, or why there is none"
@@ -274,15 +237,11 @@ def _messages(self:DataState, place:str, row:dict)->str:
 @patch
 def mark(self:DataState, *, all_listed:bool=False)->None:
     "Mark the selected row, or all that are listed; if they are marked, remove their marks"
-    wanted = {e.row or e.place for e in (self.listed() if all_listed else [self.entry()])}
+    wanted = {e.key for e in (self.listed() if all_listed else [self.entry()])}
     self.marks.toggle([row for n, (place, row) in enumerate(self.side.source, 1) if {n, place} & wanted])
     for split in self.splits:
         for key in ((split, "marked"), (split, "marks"), "listed"): self.kept.pop(key, None)
     self.move()   # the list of marked rows may be shorter now
-
-# %% ../../nbs/14_panels/02_rows.ipynb #e8389f7f
-#| export
-
 
 # %% ../../nbs/14_panels/02_rows.ipynb #row0htm2
 @patch
@@ -301,7 +260,6 @@ def log_lengths(self:DataState)->bool:
     "Do lengths differ so much that equal widths would put most of them into one bar?"
     return bool(self.side.lengths.max() >= 8 * self.side.lengths.min())
 
-# %% ../../nbs/14_panels/02_rows.ipynb #4812018d
 def _histogram_bars(edges:list[int], counts:list[int], within:tuple[int,int]|None)->str:
     "The histogram as bars; those outside of the range recede"
     low, high, most, bars = *(within or (0, 2**62)), max(counts), ""
@@ -313,23 +271,20 @@ def _histogram_bars(edges:list[int], counts:list[int], within:tuple[int,int]|Non
     text = f"{edges[0]:,} to {edges[-1] - 1:,} tokens"
     return f"<div style='height:44px;white-space:nowrap'>{bars}</div><div>{text}</div>"
 
-# %% ../../nbs/14_panels/02_rows.ipynb #row0htm3
 @patch
 def cells(self:DataState, entries:list[Entry])->list[list]:
     "Rows of a table: the row, its tokens, the share of them that is supervised, and why it is there or how it begins"
     n = len(common_place([e.place for e in self.entries(self.facet) if e.place]))
-    def name_of(e:Entry)->str: return f"{'✗ ' * ((e.row or e.place) in self.marked)}{e.row or e.place[n:]}"
+    def name_of(e:Entry)->str: return f"{'✗ ' * (e.key in self.marked)}{e.row or e.place[n:]}"
     return [[name_of(e), e.tokens or None, f"{e.supervised / e.tokens:.0%}" if e.supervised else None,
              e.says or self._begins(e)] for e in entries]
 
 @patch
 def _last_column(self:DataState)->str:
-    "The heading of the last column"
     return "why" if self.facet in ("left out", "cut", "near duplicates") else "begins with"
 
 @patch
 def _table(self:DataState)->str:
-    "The page as a table"
     head = ["row", "tokens", "supervised", self._last_column()]
     return table_html(self.cells(self.on_page()), head=head, marked=self.chosen)
 
@@ -345,7 +300,6 @@ def _begins(self:DataState, e:Entry)->str:
     begins = questions[0] if questions else self.data.tokenizer.decode(ids, skip_special_tokens=True)
     return " ".join(begins[:200].split())[:100]
 
-# %% ../../nbs/14_panels/02_rows.ipynb #row0htm4
 @patch
 def html(self:DataState)->str:
     "Histogram, list, and the selected row"
@@ -356,7 +310,6 @@ def html(self:DataState)->str:
     head = f"<div>{escape_html(self.facet)}: {pluralise(n, 'row')}, {shown}</div>"
     return _histogram_bars(edges, counts, self.within) + head + self._table() + self.face_html() + self.marks.html()
 
-# %% ../../nbs/14_panels/02_rows.ipynb #43e6029c
 @patch
 def face_html(self:DataState)->str:
     "The current row; empty if the list is empty"
@@ -368,10 +321,8 @@ def face_html(self:DataState)->str:
     x = self.side.tokens[e.example]
     return title + spans_html(tokens_of(x["input_ids"], x["labels"], self.data.tokenizer))
 
-# %% ../../nbs/14_panels/02_rows.ipynb #e2f44e9b
 @patch
 def to_dict(self:DataState)->dict:
-    "The visible content"
     page = [e._asdict() for e in self.on_page()]
     here = dict(split=self.split, facet=self.facet, at=self.at, chosen=self.chosen, face=self.face)
     return here | dict(marked=len(self.marks), facets=self.counts(), page=page, look=self.render() if page else "")
@@ -409,97 +360,86 @@ class DataPanel(Panel):
         self.range.max = int(max(1, self.state.side.lengths.max()))
         self.range.value = 0, self.range.max
 
-# %% ../../nbs/14_panels/02_rows.ipynb #91e95955
-@patch
-def blocks(self:DataPanel)->list[dict]:
-    "Lists as chips, lengths as bars, the list, and the selected row"
-    state, listed = self.state, self.state.listed()
-    edges, counts = state.histogram()
-    bars = [(math.sqrt(a * b) if state.log_lengths else (a + b - 1) / 2, n, a, b - 1)
-            for a, b, n in zip(edges, edges[1:], counts)]
-    low, high = state.within or (0, 2**62)
-    ends = [dict(x=x, text=f"{x:,} tokens", status="here") for x in (low, high) if state.within]
-    lengths = chart("rows by length, in tokens", dict(rows=bars), look="bars", height=100, x="tokens", drag=self.range,
-                    log_x=state.log_lengths, marks=ends, hint="drag over the bars to choose lengths; double-click: all")
-    self.table.head = [*_HEAD, dict(name=state._last_column())]
-    shown = state.split, state.facet, state.within, state.order, state.text, *state.marks.rows
-    self.table.fill(len(listed), hash(shown), state.at + state.chosen if listed else None)
-    self.facet.options = self._facets()   # with new counts
-    self.mark_listed.disabled = not listed
-    entry = state.entry()
-    is_marked = entry is not None and (entry.row or entry.place) in state.marked
-    self.mark.label = "remove the mark" if is_marked else "mark this row"
-    text = html_block(f"<div>{escape_html(self._list_in_words(len(listed)))}</div>")
-    marks = html_block(state.marks.html())
-    narrow = controls_row(self.range, self.text, self.mark_listed)
-    controls = [controls_row(self.split, self.facet), lengths, narrow, text]
-    if not listed: return [*controls, marks]
-    row_in_view = [controls_row(self.face, self.mark), html_block(state.face_html(), boxed=True, title="row in view")]
-    return [*controls, columns([self.table], row_in_view), marks]
+    def blocks(self)->list[dict]:
+        "Lists as chips, lengths as bars, the list, and the selected row"
+        state, listed = self.state, self.state.listed()
+        edges, counts = state.histogram()
+        bars = [(math.sqrt(a * b) if state.log_lengths else (a + b - 1) / 2, n, a, b - 1)
+                for a, b, n in zip(edges, edges[1:], counts)]
+        low, high = state.within or (0, 2**62)
+        ends = [dict(x=x, text=f"{x:,} tokens", status="here") for x in (low, high) if state.within]
+        lengths = chart("rows by length, in tokens", dict(rows=bars), look="bars", height=100, x="tokens",
+                        drag=self.range, log_x=state.log_lengths, marks=ends,
+                        hint="drag over the bars to choose lengths; double-click: all")
+        self.table.head = [*_HEAD, dict(name=state._last_column())]
+        shown = state.split, state.facet, state.within, state.order, state.text, *state.marks.rows
+        self.table.fill(len(listed), hash(shown), state.at + state.chosen if listed else None)
+        self.facet.options = self._facets()   # with new counts
+        self.mark_listed.disabled = not listed
+        entry = state.entry()
+        is_marked = entry is not None and entry.key in state.marked
+        self.mark.label = "remove the mark" if is_marked else "mark this row"
+        text = html_block(f"<div>{escape_html(self._list_in_words(len(listed)))}</div>")
+        marks = html_block(state.marks.html())
+        narrow = controls_row(self.range, self.text, self.mark_listed)
+        controls = [controls_row(self.split, self.facet), lengths, narrow, text]
+        if not listed: return [*controls, marks]
+        in_view = html_block(state.face_html(), boxed=True, title="row in view")
+        row_in_view = [controls_row(self.face, self.mark), in_view]
+        return [*controls, columns([self.table], row_in_view), marks]
 
-@patch
-def _list_in_words(self:DataPanel, n:int)->str:
-    "The number of listed rows, of all rows, and what they have in common"
-    state, total = self.state, len(self.state.entries(self.state.facet))
-    conditions = [f"“{self.text.value}” in them"] if state.found is not None else []
-    if state.within: conditions.append(f"{state.within[0]:,} to {state.within[1]:,} tokens")
-    if not conditions: return f"{state.facet}: {pluralise(total, 'row') if total else 'no rows'}"
-    which = f"with {' and '.join(conditions)}"
-    if n: return f"{state.facet}: {n:,} of {pluralise(total, 'row')}, {which}"
-    clear = "clear the search" if state.found is not None else "choose a wider range of lengths"
-    return f"{state.facet}: none of {pluralise(total, 'row')} {which}; {clear} to see the others"
+    def _list_in_words(self, n:int)->str:
+        "The number of listed rows, of all rows, and what they have in common"
+        state, total = self.state, len(self.state.entries(self.state.facet))
+        conditions = [f"“{self.text.value}” in them"] if state.found is not None else []
+        if state.within: conditions.append(f"{state.within[0]:,} to {state.within[1]:,} tokens")
+        if not conditions: return f"{state.facet}: {pluralise(total, 'row') if total else 'no rows'}"
+        which = f"with {' and '.join(conditions)}"
+        if n: return f"{state.facet}: {n:,} of {pluralise(total, 'row')}, {which}"
+        clear = "clear the search" if state.found is not None else "choose a wider range of lengths"
+        return f"{state.facet}: none of {pluralise(total, 'row')} {which}; {clear} to see the others"
 
-@patch
-def _bind(self:DataPanel)->None:
-    "Connect the controls to the state"
-    self.table.observe(lambda change: self._choose_row(change["new"]), "value")
-    self.sorts.observe(lambda change: self.show(order=change["new"] and tuple(change["new"])), "value")
-    self.mark.on_click(lambda _: self._mark())
-    self.mark_listed.on_click(lambda _: self._mark(all_listed=True))
-    self.text.observe(lambda change: self._search(change["new"]), "value")
-    self.range.observe(lambda change: self._narrow_to_lengths(change["new"]), "value")
-    self.facet.observe(lambda change: self._open_list(change["new"]), "value")
-    self.face.observe(lambda change: self.show(face=change["new"]), "value")
-    self.split.observe(lambda change: self._switch(change["new"]), "value")
+    def _bind(self)->None:
+        self.table.observe(lambda change: self._choose_row(change["new"]), "value")
+        self.sorts.observe(lambda change: self.show(order=change["new"] and tuple(change["new"])), "value")
+        self.mark.on_click(lambda _: self._mark())
+        self.mark_listed.on_click(lambda _: self._mark(all_listed=True))
+        self.text.observe(lambda change: self._search(change["new"]), "value")
+        self.range.observe(lambda change: self._narrow_to_lengths(change["new"]), "value")
+        self.facet.observe(lambda change: self._open_list(change["new"]), "value")
+        self.face.observe(lambda change: self.show(face=change["new"]), "value")
+        self.split.observe(lambda change: self._switch(change["new"]), "value")
 
-@patch
-def show(self:DataPanel, **where)->None:
-    "Move the state and draw it"
-    self.error = ""
-    self.state.move(**where)
-    self.draw()
+    def show(self, **where)->None:
+        self.error = ""
+        self.state.move(**where)
+        self.draw()
 
-@patch
-def _choose_row(self:DataPanel, k:int|None)->None:
-    state = self.state
-    if k is None or k == state.at + state.chosen: return
-    page = k // state.page * state.page
-    self.show(at=page, chosen=k - page)
+    def _choose_row(self, k:int|None)->None:
+        state = self.state
+        if k is None or k == state.at + state.chosen: return
+        page = k // state.page * state.page
+        self.show(at=page, chosen=k - page)
 
-@patch
-def _narrow_to_lengths(self:DataPanel, within:tuple[int,int])->None:
-    everything = within == (0, self.range.max)
-    if self.state.within != (None if everything else within): self.show(within=None if everything else within)
+    def _narrow_to_lengths(self, within:tuple[int,int])->None:
+        everything = within == (0, self.range.max)
+        if self.state.within != (None if everything else within): self.show(within=None if everything else within)
 
-@patch
-def _open_list(self:DataPanel, facet:str)->None:
-    self.sorts.set_trait("value", None)
-    self.show(facet=facet)
+    def _open_list(self, facet:str)->None:
+        self.sorts.set_trait("value", None)
+        self.show(facet=facet)
 
-@patch
-def _mark(self:DataPanel, **which)->None:
-    if self.state.entry() is not None: self.state.mark(**which)
-    self.show()
+    def _mark(self, **which)->None:
+        if self.state.entry() is not None: self.state.mark(**which)
+        self.show()
 
-@patch
-def _search(self:DataPanel, text:str)->None:
-    self.state.search(text)
-    self.show()
+    def _search(self, text:str)->None:
+        self.state.search(text)
+        self.show()
 
-@patch
-def _switch(self:DataPanel, split:str)->None:
-    "The other side has other numbers"
-    self.state.move(split=split, facet="kept", within=None)
-    self.facet.value = "kept"
-    self._fit_range()
-    self.show()
+    def _switch(self, split:str)->None:
+        "The other side has other numbers"
+        self.state.move(split=split, facet="kept", within=None)
+        self.facet.value = "kept"
+        self._fit_range()
+        self.show()

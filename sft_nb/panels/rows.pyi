@@ -25,6 +25,9 @@ class Entry(NamedTuple):
     example: int | None = None
     gone: int | None = None
 
+    @property
+    def key(self) -> int | str: ...
+
 FACETS: tuple[str, str, str, str, str, str, str]
 
 def places_where(split: Split, test: Callable[[dict[Any, Any]], bool]) -> set[int | str]:
@@ -98,8 +101,7 @@ class DataState:
     def move(self, **where: Any) -> DataState:
         """Set split, facet, at, chosen, within, order or face; a new list begins at its beginning"""
 
-    def on_page(self) -> list[Entry]:
-        """The entries of the page"""
+    def on_page(self) -> list[Entry]: ...
 
     def entry(self) -> Entry | None:
         """The selected entry; None if the list is empty"""
@@ -129,8 +131,7 @@ class DataState:
     def face_html(self) -> str:
         """The current row; empty if the list is empty"""
 
-    def to_dict(self) -> dict[Any, Any]:
-        """The visible content"""
+    def to_dict(self) -> dict[Any, Any]: ...
 
 FACES: tuple[str, str, str]
 
@@ -152,5 +153,4 @@ class DataPanel(Panel):
     def blocks(self) -> list[dict[Any, Any]]:
         """Lists as chips, lengths as bars, the list, and the selected row"""
 
-    def show(self, **where: Any) -> None:
-        """Move the state and draw it"""
+    def show(self, **where: Any) -> None: ...

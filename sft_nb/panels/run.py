@@ -8,15 +8,14 @@ __all__ = ['RunPanel']
 # %% ../../nbs/14_panels/04_run.ipynb #rnp00003
 import threading, time
 from pathlib import Path
-
-from fastcore.basics import patch
-
-
 from ..runs.directory import Run
 from .panel import Button, Choice, columns, controls_row, html_block, Number, Panel
 from .run_state import RunState
 
 # %% ../../nbs/14_panels/04_run.ipynb #liv0pan2
+_SAVE_SECONDS = 10.   # interval at which the saved picture of an active run is drawn
+_BEAT = 2.   # seconds between heartbeats
+
 class RunPanel(Panel):
     "A run while it is trained: stop it, resume it, request a checkpoint, look at the batch of a step"
     state:RunState
@@ -44,114 +43,94 @@ class RunPanel(Panel):
         self._enable()
         self.draw()
 
-# %% ../../nbs/14_panels/04_run.ipynb #liv0pan8
-@patch
-def _bind(self:RunPanel)->None:
-    "Connect the controls to the run"
-    run = self.state.run
-    self.stop.on_click(lambda _: self._try(lambda: run.stop(None)))
-    self.resume.on_click(lambda _: self._try(run.resume))
-    self.checkpoint.on_click(lambda _: self._try(run.checkpoint))
-    self.replay.on_click(lambda _: self._try(self.state.replay))
-    self.step.observe(lambda change: self._try(lambda: self.state.look_at(change["new"] or None)), "value")
-    self.others.observe(lambda change: self._try(lambda: self.state.draw_with(run, *change["new"])), "value")
-    for choice in (self.scale, self.smooth): choice.observe(lambda _: self.refresh(always=True), "value")
+    def _bind(self)->None:
+        run = self.state.run
+        self.stop.on_click(lambda _: self._try(lambda: run.stop(None)))
+        self.resume.on_click(lambda _: self._try(run.resume))
+        self.checkpoint.on_click(lambda _: self._try(run.checkpoint))
+        self.replay.on_click(lambda _: self._try(self.state.replay))
+        self.step.observe(lambda change: self._try(lambda: self.state.look_at(change["new"] or None)), "value")
+        self.others.observe(lambda change: self._try(lambda: self.state.draw_with(run, *change["new"])), "value")
+        for choice in (self.scale, self.smooth): choice.observe(lambda _: self.refresh(always=True), "value")
 
-@patch
-def blocks(self:RunPanel)->list[dict]:
-    "State, controls, curves, and details"
-    state = self.state
-    charts = state.charts(log=self.scale.value == "log", smooth=self.smooth.value, click=self.step)
-    drawn = [columns(*([chart] for chart in charts))] if charts else []
-    rises = [controls_row(*self.rises)] if self.rises else []
-    if not charts: drawn = [html_block("<div>No step has been logged yet; the curves begin with the first one.</div>")]
-    presses = [button for button in (self.stop, self.resume, self.checkpoint) if not button.disabled]
-    others = [controls_row(self.others)] if self.others.options else []
-    return [html_block(state.head_html()), *([controls_row(*presses)] if presses else []),
-            *([controls_row(self.scale, self.smooth, self.step, self.replay), *others] if charts else []),
-            *drawn, *rises,
-            html_block(state.batch_html(), boxed=True, title="batch"), html_block(state.replay_html(), title="replay"),
-            html_block(state.notes_html())]
+    def blocks(self)->list[dict]:
+        "State, controls, curves, and details"
+        state = self.state
+        charts = state.charts(log=self.scale.value == "log", smooth=self.smooth.value, click=self.step)
+        drawn = [columns(*([chart] for chart in charts))] if charts else []
+        rises = [controls_row(*self.rises)] if self.rises else []
+        nothing = "<div>No step has been logged yet; the curves begin with the first one.</div>"
+        if not charts: drawn = [html_block(nothing)]
+        presses = [button for button in (self.stop, self.resume, self.checkpoint) if not button.disabled]
+        others = [controls_row(self.others)] if self.others.options else []
+        return [html_block(state.head_html()), *([controls_row(*presses)] if presses else []),
+                *([controls_row(self.scale, self.smooth, self.step, self.replay), *others] if charts else []),
+                *drawn, *rises,
+                html_block(state.batch_html(), boxed=True, title="batch"),
+                html_block(state.replay_html(), title="replay"), html_block(state.notes_html())]
 
-@patch
-def to_html(self:RunPanel)->str:
-    "The saved picture; for an active run, it says that it does not change"
-    if not self.state.active: return super(RunPanel, self).to_html()
-    at = time.strftime("%H:%M:%S")
-    return (f"<div>This picture was saved at {at}, while the run was being trained. Run the cell to follow it.</div>"
-            f"{super(RunPanel, self).to_html()}")
+    def to_html(self)->str:
+        "The saved picture; for an active run, it says that it does not change"
+        if not self.state.active: return super().to_html()
+        at = time.strftime("%H:%M:%S")
+        return (f"<div>This picture was saved at {at}, while the run was being trained. "
+                f"Run the cell to follow it.</div>{super().to_html()}")
 
-# %% ../../nbs/14_panels/04_run.ipynb #liv0pan3
-@patch
-def _enable(self:RunPanel)->None:
-    "Enable what can be pressed now, and describe what a press will do"
-    state, active = self.state, self.state.active
-    self.stop.disabled, self.checkpoint.disabled = not active, not active
-    self.replay.disabled = active or state.at is None
-    self.resume.disabled = active or not state.checkpoints or state.state == "finished"
-    self.resume.label = f"resume at {state.checkpoints[-1]}" if state.checkpoints else "resume"
-    self.resume.primary = not self.resume.disabled
-    drawn, folders = list(self.others.value), state.neighbours()
-    self.others.options = [(path.name, path) for path in (*drawn, *(path for path in folders if path not in drawn))]
-    spikes = state.spikes()
-    if [b.step for b in self.rises] != [step for step, _ in spikes]:
-        self.rises = [self._rise(*spike) for spike in spikes]
+    def _enable(self)->None:
+        "Enable what can be pressed now, and describe what a press will do"
+        state, active = self.state, self.state.active
+        self.stop.disabled, self.checkpoint.disabled = not active, not active
+        self.replay.disabled = active or state.at is None
+        self.resume.disabled = active or not state.checkpoints or state.state == "finished"
+        self.resume.label = f"resume at {state.checkpoints[-1]}" if state.checkpoints else "resume"
+        self.resume.primary = not self.resume.disabled
+        others = dict.fromkeys([*self.others.value, *state.neighbours()])
+        self.others.options = [(path.name, path) for path in others]
+        spikes = state.spikes()
+        if [b.step for b in self.rises] != [step for step, _ in spikes]:
+            self.rises = [self._rise(*spike) for spike in spikes]
 
-@patch
-def _rise(self:RunPanel, step:int, rise:float)->Button:
-    "A button that shows the batch of a step"
-    button = Button(f"show step {step:,}: loss +{rise:.2g}", title="the rows of this step, where the loss rose most")
-    button.step = step
-    button.on_click(lambda _: setattr(self.step, "value", step))
-    return button
+    def _rise(self, step:int, rise:float)->Button:
+        "A button that shows the batch of a step"
+        button = Button(f"show step {step:,}: loss +{rise:.2g}",
+                        title="the rows of this step, where the loss rose most")
+        button.step = step
+        button.on_click(lambda _: setattr(self.step, "value", step))
+        return button
 
-# %% ../../nbs/14_panels/04_run.ipynb #6416530a
-@patch
-def _try(self:RunPanel, act)->None:
-    "Carry out a press, and show what went wrong"
-    self.error = ""
-    try: act()
-    except Exception as e: self.fail(e)
-    self.refresh(always=True)
-    self.follow()
+    def _try(self, act)->None:
+        "Carry out a press, and show what went wrong"
+        self.error = ""
+        try: act()
+        except Exception as e: self.fail(e)
+        self.refresh(always=True)
+        self.follow()
 
-# %% ../../nbs/14_panels/04_run.ipynb #1071f576
-_SAVE_SECONDS = 10.   # interval at which the saved picture of an active run is drawn
+    def refresh(self, *, always:bool=False)->None:
+        "Read what is new, and draw if there is anything"
+        if self.state.refresh() or always:
+            self._enable()
+            is_due = always or not self.state.any_active or time.monotonic() - self.saved_at >= _SAVE_SECONDS
+            if is_due: self.saved_at = time.monotonic()
+            self.draw(save=is_due)
 
-@patch
-def refresh(self:RunPanel, *, always:bool=False)->None:
-    "Read what is new, and draw if there is anything"
-    if self.state.refresh() or always:
-        self._enable()
-        is_due = always or not self.state.any_active or time.monotonic() - self.saved_at >= _SAVE_SECONDS
-        if is_due: self.saved_at = time.monotonic()
-        self.draw(save=is_due)
+    @property
+    def is_live(self)->bool: return self.state.any_active
 
-# %% ../../nbs/14_panels/04_run.ipynb #liv0pan4
-_BEAT = 2.   # seconds between heartbeats
+    def keep_up(self)->None:
+        "Poll, and send a heartbeat; a window without one for some seconds says that the kernel is gone"
+        enough, last = threading.Event(), 0.
+        self.beat_seconds = _BEAT
+        try:
+            while self.state.any_active and self.comm is not None:   # None: it was closed
+                enough.wait(self.every)
+                self.refresh()
+                if time.monotonic() - last > _BEAT:
+                    self.beat, last = self.beat + 1, time.monotonic()
+        except Exception as e: self.fail(e)   # keep the kernel alive; a click refreshes and resumes following
+        finally: self.beat_seconds = 0.
 
-@patch(as_prop=True)
-def is_live(self:RunPanel)->bool:
-    "Is one of the runs being trained?"
-    return self.state.any_active
-
-@patch
-def keep_up(self:RunPanel)->None:
-    "Poll, and send a heartbeat; a window without one for some seconds says that the kernel is gone"
-    enough, last = threading.Event(), 0.
-    self.beat_seconds = _BEAT
-    try:
-        while self.state.any_active and self.comm is not None:   # None: it was closed
-            enough.wait(self.every)
-            self.refresh()
-            if time.monotonic() - last > _BEAT:
-                self.beat, last = self.beat + 1, time.monotonic()
-    except Exception as e: self.fail(e)   # keep the kernel alive; a click refreshes and resumes following
-    finally: self.beat_seconds = 0.
-
-# %% ../../nbs/14_panels/04_run.ipynb #b52f0962
-@patch
-def begin_showing(self:RunPanel)->None:
-    "Called when a window shows the panel, perhaps again: read the run, and follow it"
-    self.refresh(always=True)
-    self.follow()
+    def begin_showing(self)->None:
+        "Called when a window shows the panel, perhaps again: read the run, and follow it"
+        self.refresh(always=True)
+        self.follow()

@@ -64,10 +64,9 @@ class RunState:
         known = {tail.file: tail for tail in self.tails}
         files = [run.path/"metrics.jsonl" for run in self.runs]
         self.tails = [known.get(file) or Tail(file) for file in files]
-    def neighbours(self, n:int=8)->list[Path]:
-        "The newest other runs of the same folder, newest first"
-        return [path for path in reversed(run_folders(self.run.path.parent)) if path.name != self.run.path.name][:n]
-
+    def neighbours(self)->list[Path]:
+        "The eight newest other runs of the same folder, newest first"
+        return [path for path in reversed(run_folders(self.run.path.parent)) if path.name != self.run.path.name][:8]
 
 # %% ../../nbs/14_panels/03_run_state.ipynb #liv0sta7
 @patch
@@ -81,8 +80,14 @@ def refresh(self:RunState)->bool:
     try: self.noticed:list[Finding] = Report.load(path/"guards.json").findings
     except SftError: self.noticed = []   # it is being written, or is damaged
     plan = read_json_object(path/"plan.json")
-    self.planned, pace = _planned_memory(plan), plan.get("tokens_per_second")
+    pace = plan.get("tokens_per_second")
     self.planned_pace = pace if isinstance(pace, (int, float)) else None
+    self.planned:dict[str,float] = {}   # GiB: the peak and the total; empty if the plan is missing or damaged
+    try:
+        device = plan["device"]
+        peak = plan["total" if device.get("kind") == "cpu" and "total" in plan else "allocated"]
+        self.planned = dict(planned=peak / 2**30, there=float(device["gib"]))
+    except (KeyError, TypeError, ValueError, AttributeError): pass
     self.whole_process:bool = bool(self.planned) and plan["device"].get("kind") == "cpu"   # memory is that of
     self.damage:list[str] = [f"{run.name}/metrics.jsonl: {tail.why}"
                              for run, tail in zip(self.runs, self.tails) if tail.why]
@@ -90,7 +95,10 @@ def refresh(self:RunState)->bool:
     except SftError as e:
         lines = []
         self.damage.append(f"{run.name}/samples.jsonl: {e.found}")
-    self.samples:list[dict] = [line for line in lines if _has_answers(line)]
+    def has_answers(line:dict)->bool:
+        answers = line.get("answers")
+        return isinstance(answers, list) and all(isinstance(answer, dict) for answer in answers)
+    self.samples:list[dict] = [line for line in lines if has_answers(line)]
     self.checkpoints:list[str] = [p.name for p in run.checkpoints()]
     self.save_requested:bool = (path/CHECKPOINT_ASKED).exists()
     before = self.last_seen
@@ -98,28 +106,11 @@ def refresh(self:RunState)->bool:
                       self.save_requested, self.damage)
     return any(come) or before != self.last_seen
 
-def _has_answers(line:dict)->bool:
-    answers = line.get("answers")
-    return isinstance(answers, list) and all(isinstance(answer, dict) for answer in answers)
-
-def _planned_memory(plan:dict)->dict[str,float]:
-    "GiB: the planned peak and the total; empty if the plan is missing or damaged"
-    try:
-        device = plan["device"]
-        planned = plan["total" if device.get("kind") == "cpu" and "total" in plan else "allocated"]
-        return dict(planned=planned / 2**30, there=float(device["gib"]))
-    except (KeyError, TypeError, ValueError, AttributeError): return {}
-
-# %% ../../nbs/14_panels/03_run_state.ipynb #liv0sta3
 @patch(as_prop=True)
-def active(self:RunState)->bool:
-    "Is the run being trained?"
-    return self.state in ACTIVE
+def active(self:RunState)->bool: return self.state in ACTIVE
 
 @patch(as_prop=True)
-def any_active(self:RunState)->bool:
-    "Is any of the runs being trained?"
-    return self.active or any(run.state in ACTIVE for run in self.runs[1:])
+def any_active(self:RunState)->bool: return self.active or any(run.state in ACTIVE for run in self.runs[1:])
 
 @patch(as_prop=True)
 def step(self:RunState)->int:
@@ -136,7 +127,6 @@ def steps(self:RunState)->int|None:
     step, epoch = self.newest.get("step"), self.newest.get("epoch")
     return max(step, round(step / epoch * self.cfg.num_train_epochs)) if epoch else None
 
-# %% ../../nbs/14_panels/03_run_state.ipynb #1b342a37
 @patch(as_prop=True)
 def seconds_left(self:RunState)->float|None:
     "Estimated from the speed of the last logged steps; None if that is not known"
@@ -176,7 +166,6 @@ def series(self:RunState, *keys:str)->dict[str,list[tuple]]:
             if column := tail.columns.get(key): found[name] = column.points(_POINTS)
     return found
 
-# %% ../../nbs/14_panels/03_run_state.ipynb #2dcf45c8
 @patch
 def spikes(self:RunState, n:int=3)->list[tuple[int,float]]:
     "The `n` largest rises of the loss from one line to the next, of at least 1% of its range: (step, rise)"
@@ -189,7 +178,6 @@ def spikes(self:RunState, n:int=3)->list[tuple[int,float]]:
     largest = np.argsort(-rises, kind="stable")[:n]
     return [(int(column.steps[k + 1]), float(rises[k])) for k in largest if rises[k] > least]
 
-# %% ../../nbs/14_panels/03_run_state.ipynb #liv0spi2
 @patch
 def look_at(self:RunState, step:int|None)->BatchState|None:
     "Select the batch of a step, counted from 1, or None; `SftError` if its rows cannot be read"
@@ -207,7 +195,7 @@ def memory(self:RunState)->dict[str,float]:
     taken = dict(taken=self.newest["peak_memory_gib"]) if "peak_memory_gib" in self.newest else {}
     return taken | self.planned
 
-def _in_words(planned:float, measured:float)->str:
+def _compare_with_plan(planned:float, measured:float)->str:
     "By how much a measured figure differs from the planned one"
     return f"{abs(measured / planned - 1):.0%} {'above' if measured > planned else 'below'} the plan"
 
@@ -219,13 +207,13 @@ def beside_plan(self:RunState)->list[str]:
         text = f"memory: measured {gib['taken']:.2f} GiB at most"
         if gib.get("planned"):
             planned, taken = gib["planned"], gib["taken"]
-            text = f"memory: planned {planned:.2f} GiB, measured {taken:.2f} GiB, {_in_words(planned, taken)}"
+            text = f"memory: planned {planned:.2f} GiB, measured {taken:.2f} GiB, {_compare_with_plan(planned, taken)}"
             if taken > planned and self.whole_process:
                 text += "; it counts the whole process, and so whatever else was loaded in it"
         found.append(text + (f"; the device has {gib['there']:.1f} GiB" if "there" in gib else ""))
     if pace and self.planned_pace:
         text = f"speed: planned {self.planned_pace:,.0f} tokens/s, measured {pace:,.0f}"
-        found.append(f"{text}, {_in_words(self.planned_pace, pace)}, which is a rough estimate")
+        found.append(f"{text}, {_compare_with_plan(self.planned_pace, pace)}, which is a rough estimate")
     return found
 
 # %% ../../nbs/14_panels/03_run_state.ipynb #liv0sam2
@@ -249,7 +237,6 @@ def answers(self:RunState, n:int=3)->list[tuple[str,list[tuple[int,str]]]]:
         return [answers[round(k * (len(answers) - 1) / (_SHOWN - 1))] for k in range(_SHOWN)]
     return [(prompt[-200:], some(answers)) for prompt, answers in found.items()][:n]
 
-# %% ../../nbs/14_panels/03_run_state.ipynb #liv0sam3
 @patch
 def _answers_html(self:RunState)->str:
     "A small table for each prompt"
@@ -262,23 +249,12 @@ def _answers_html(self:RunState)->str:
 
 # %% ../../nbs/14_panels/03_run_state.ipynb #8ec8332c
 @patch
-def figures(self:RunState)->dict[str,float]:
-    "The newest value of each figure"
-    return {k: self.newest[k] for k in _FIGURES if k in self.newest}
+def figures(self:RunState)->dict[str,float]: return {k: self.newest[k] for k in _FIGURES if k in self.newest}
 
 _FIGURES = ("loss", "eval_loss", "learning_rate", "grad_norm", "mean_token_accuracy", "num_tokens",
             "tokens_per_second", "peak_memory_gib", "gpu_use_percent")
 
-# %% ../../nbs/14_panels/03_run_state.ipynb #liv0htm1
 _COLOURS = dict(fail="#cf222e", warn="#bf8700")
-
-def _guards_html(noticed:list[Finding])->str:
-    "The findings of the guards, and when they were made"
-    lines = []
-    for f in noticed:
-        edge = f"border-left:4px solid {_COLOURS.get(f.status, '#57606a')};padding:1px 8px;margin:2px 0"
-        lines.append(f"<div style='{edge}'>{escape_html(f)}</div>")
-    return "".join(lines)
 
 _CHIPS = dict(finished="#1a7f37", failed="#cf222e", killed="#cf222e", removed="#cf222e",
               running="#0060a8", starting="#0060a8")
@@ -363,8 +339,11 @@ def notes_html(self:RunState)->str:
     table = details_html("all figures", table) if figures else ""
     saved = f"<div>checkpoints: {escape_html(', '.join(self.checkpoints))}</div>" if self.checkpoints else ""
     plan = "".join(f"<div>{line}</div>" for line in self.beside_plan())
-    notes = _guards_html(self.noticed) + plan + saved
-    return f"{notes}{table}{self._answers_html()}"
+    guards = ""
+    for f in self.noticed:
+        edge = f"border-left:4px solid {_COLOURS.get(f.status, '#57606a')};padding:1px 8px;margin:2px 0"
+        guards += f"<div style='{edge}'>{escape_html(f)}</div>"
+    return f"{guards}{plan}{saved}{table}{self._answers_html()}"
 
 @patch
 def replay(self:RunState)->None:

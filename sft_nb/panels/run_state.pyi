@@ -46,19 +46,17 @@ class RunState:
     def draw_with(self, *runs: Run | str | Path) -> None:
         """Draw these runs into the same curves; the first remains the one that is watched"""
 
-    def neighbours(self, n: int=8) -> list[Path]:
-        """The newest other runs of the same folder, newest first"""
+    def neighbours(self) -> list[Path]:
+        """The eight newest other runs of the same folder, newest first"""
 
     def refresh(self) -> bool:
         """Read the files again; True if something has changed"""
 
     @property
-    def active(self) -> bool:
-        """Is the run being trained?"""
+    def active(self) -> bool: ...
 
     @property
-    def any_active(self) -> bool:
-        """Is any of the runs being trained?"""
+    def any_active(self) -> bool: ...
 
     @property
     def step(self) -> int:
@@ -96,8 +94,7 @@ class RunState:
     def answers(self, n: int=3) -> list[tuple[str, list[tuple[int, str]]]]:
         """For each of `n` prompts: its end without template markers, and the answers as (step, answer)"""
 
-    def figures(self) -> dict[str, float]:
-        """The newest value of each figure"""
+    def figures(self) -> dict[str, float]: ...
 
     def numbers(self) -> dict[str, str]:
         """The most important figures of a run, formatted: name -> value"""

@@ -10,13 +10,11 @@ import json, logging, math
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
-from fastcore.basics import patch
 
 from ..base.files import write_atomically
-from ..base.display import format_bytes, with_bar, with_png
+from ..base.display import format_bytes, with_bar
 from ..base.view import own_fields, Table, View, Viewable
 from ..base.progress import format_duration, Phase, show_progress
 from ..base.report import ConfigError, pluralise, edit, fail, Finding, error_summary, ok, SftError, warn
@@ -31,8 +29,6 @@ from ..model.adapter import lora_reach
 from ..model.hardware import Device, find_device, find_hardware, this_device
 from .learning_rate import choose_learning_rate
 from .search import Candidate, choose, open_methods, Planner, RowLengths
-
-if TYPE_CHECKING: from matplotlib.figure import Figure
 
 # %% ../../nbs/07_planning/05_plan.ipynb #212342dc
 LABELS = dict(weights="weights", adapter="adapter", gradients="gradients", optimiser="optimiser state",
@@ -92,9 +88,7 @@ class Plan(Viewable):
         return {name: "not set" if value is None else str(value) for name, value in self.settings.items()}
 
     @property
-    def host_in_all(self)->int:
-        "The bytes that all processes offload"
-        return self.host * self.processes
+    def host_in_all(self)->int: return self.host * self.processes
     @property
     def cost(self)->float|None:
         "Money for all steps and evaluations; None without a price, or if only a sample of the rows is known"
@@ -133,28 +127,6 @@ class Plan(Viewable):
         "Write the plan as JSON"
         write_atomically(path, json.dumps(self.to_dict(), indent=1) + "\n")
 
-# %% ../../nbs/07_planning/05_plan.ipynb #3f1db7ce
-_COLOURS = dict(weights="#57606a", adapter="#0969da", gradients="#54aeff", optimiser="#b6e3ff", activations="#1a7f37",
-                working="#aceebb", outside="#d0d7de")
-
-@patch
-def plot(self:Plan)->"Figure":
-    "The parts as one bar under the size of the card"
-    from matplotlib.figure import Figure
-    fig = Figure(figsize=(7, 1.9), layout="constrained")
-    ax = fig.add_subplot()
-    at, size = 0, self.device.gib
-    for part, n in self.shown_parts.items():   # side by side
-        ax.barh(0, n / 2**30, left=at, color=_COLOURS[part], label=f"{LABELS[part]} {format_bytes(n)}")
-        at += n / 2**30
-    ax.axvline(size, color="#cf222e")
-    right = max(at, min(size, 4 * at))   # do not draw all of a nearly empty GPU
-    title = f"{self.device.name}: {format_bytes(self.training)} of {size:.1f} GiB"
-    ax.set(yticks=[], title=title, xlim=(0, 1.05 * right))
-    fig.legend(frameon=False, fontsize=7, ncols=4, loc="outside lower center")
-    ax.spines[["top", "right", "left"]].set_visible(False)
-    return with_png(fig)
-
 # %% ../../nbs/07_planning/05_plan.ipynb #0eb2ceb2
 def _uneven_steps(planner:Planner, c:Candidate)->Finding|None:
     "A warning if a step of packed batches misses the wanted number of rows, else None"
@@ -174,14 +146,6 @@ def _uneven_steps(planner:Planner, c:Candidate)->Finding|None:
     return warn(found, fix, check="rows_in_a_step")
 
 # %% ../../nbs/07_planning/05_plan.ipynb #10adb606
-def _left_out(planner:Planner)->Finding|None:
-    "A warning that names the ways whose step cannot be simulated, so that they were not considered, else None"
-    if not planner.failed: return None
-    error = next(iter(planner.failed.values()))
-    ways = "; ".join(map(str, planner.failed))
-    return warn(f"not considered, as their step cannot be simulated ({type(error).__name__}: "
-                f"{error_summary(error)[:150]}): {ways}", check="ways")
-
 _GIVEN = "as configured"
 DECIDED = tuple("method learning_rate attn_implementation padding_free gradient_checkpointing activation_offloading "
                 "keep_attention recompute_parts max_tokens_per_batch gradient_accumulation_steps".split())
@@ -307,14 +271,6 @@ def _explain_simulation_errors(model:str):
     finally: printed.setLevel(before)
 
 # %% ../../nbs/07_planning/05_plan.ipynb #fcf2da55
-def _evaluation_tokens(data:Data)->int: return 0 if data.eval is None else int(data.eval.lengths.sum())
-
-def _evaluation_passes(extent:Extent, *, eval_steps:float|str|None)->float:
-    "The number of times that the held-out loss is computed in a training"
-    if not eval_steps: return 0
-    if eval_steps == "epoch": return extent.passes
-    return 1 / eval_steps if eval_steps < 1 else extent.steps // eval_steps
-
 def plan(
     cfg:Config|Data,             # a config; or data, which carries the config it was prepared with
     data:Data|None=None,         # from `prepare`; None: prepare the rows
@@ -355,15 +311,21 @@ def plan(
                 processes=processes, reach="" if reach is None else str(reach), model=_describe_model(cfg.model, model))
     found = findings(made, cfg)
     if uneven := _uneven_steps(planner, chosen): found.append(uneven)
-    if unknown := _left_out(planner): found.append(unknown)
+    if planner.failed:
+        error, ways = next(iter(planner.failed.values())), "; ".join(map(str, planner.failed))
+        found.append(warn(f"not considered, as their step cannot be simulated ({type(error).__name__}: "
+                          f"{error_summary(error)[:150]}): {ways}", check="ways"))
     made = replace(made, findings=found)
     if data is not None:
         resolved = with_plan(cfg, made)
         batches = batch_sampler(data.train.lengths, world_size=world_size, **resolved.values(batch_sampler))
         extent = training_extent(batches, **resolved.values(training_extent))
         seconds = int(data.train.lengths.sum()) * extent.passes / chosen.rate / world_size
-        passes = _evaluation_passes(extent, eval_steps=cfg.eval_steps)
-        evaluation_seconds = passes * _evaluation_tokens(data) / chosen.rate / world_size / 2   # no backward pass
+        if not cfg.eval_steps or data.eval is None: evaluations = 0
+        elif cfg.eval_steps == "epoch": evaluations = extent.passes
+        else: evaluations = 1 / cfg.eval_steps if cfg.eval_steps < 1 else extent.steps // cfg.eval_steps
+        tokens = 0 if data.eval is None else int(data.eval.lengths.sum())
+        evaluation_seconds = evaluations * tokens / chosen.rate / world_size / 2   # no backward pass
         made = replace(made, extent=extent, seconds=seconds, evaluation_seconds=evaluation_seconds, price=cfg.price)
     if data is not None and device is None: data.results["plan", cfg, world_size] = made   # use the plan that was shown
     return made

@@ -18,6 +18,7 @@ import torch
 from fastcore.basics import patch
 
 from ..base.display import format_bytes
+from ..base.extensions import extension, need_extension
 from ..base.report import ConfigError, edit, SftError
 from ..config.load import Config
 from ..model.settings import AdapterSettings, ModelSettings
@@ -27,10 +28,10 @@ from ..batches.layout import BatchLengths, largest_batch, model_class, should_fl
 from ..model.hardware import Device
 from ..model.attention import choose_attention
 from ..model.finetuning.parallelism import Division, division_of, sharing_of
-from ..model.finetuning.checkpointing import part_length
+from ..model.finetuning.checkpointing import offloading_of, part_length
 from ..model.load import can_recompute_layers, check_packable, load_shape, stored_by
 from ..model.adapter import initial_weights, method_of_earlier
-from .memory import divided_bytes, loaded_bytes, passing_bytes, skeleton
+from .memory import skeleton, static_bytes
 from .simulate import footprint, Step
 from .throughput import RepeatedWork, SpeedFacts, facts_of, pass_seconds, waiting_bytes
 
@@ -61,15 +62,6 @@ class RowLengths:
     def like(cls, lengths:list[int])->"RowLengths":
         "Lengths of many rows, made from a few"
         return cls(_longest_first(lengths), _longest_first(lengths), complete=False)
-
-# %% ../../nbs/07_planning/03_search.ipynb #655b5b4e
-def _attention_of_device(wanted:str, device:Device, dtype:torch.dtype, shape, *, shared:bool)->tuple[str|None,str]:
-    "`choose_attention`, also for a GPU that is not in this machine"
-    here = device.kind != "cuda" or torch.cuda.is_available()
-    stock = not here or shared   # flash-attn does not support shares
-    if wanted == "auto" and stock: return choose_attention("auto", "cpu", dtype, shape)
-    if here: return choose_attention(wanted, device.kind, dtype, shape)
-    return wanted, "requested"
 
 # %% ../../nbs/07_planning/03_search.ipynb #f145d7b8
 def open_methods(
@@ -102,8 +94,12 @@ class Planner:
         self.rows, self.world_size = rows, world_size
         self.dtype = getattr(torch, device.dtype if cfg.dtype == "auto" else cfg.dtype)
         self.shape = load_shape(cfg, tokenizer)
-        self.attention, self.why_attention = _attention_of_device(
-            cfg.attn_implementation, device, self.dtype, self.shape, shared=cfg.sequence_parallel_size > 1)
+        wanted, is_here = cfg.attn_implementation, device.kind != "cuda" or torch.cuda.is_available()
+        self.attention, self.why_attention = wanted, "requested"
+        if wanted == "auto" and (not is_here or cfg.sequence_parallel_size > 1):   # which flash-attn does not support
+            self.attention, self.why_attention = choose_attention("auto", "cpu", self.dtype, self.shape)
+        elif is_here:
+            self.attention, self.why_attention = choose_attention(wanted, device.kind, self.dtype, self.shape)
         if sharing := sharing_of(cfg.sequence_parallel_size):
             sharing.check_heads(cfg.sequence_parallel_size, self.attention, self.shape,
                                 is_chosen=cfg.attn_implementation != "auto")
@@ -133,11 +129,10 @@ class Planner:
         return cfg.effective_batch_size or (
             cfg.per_device_train_batch_size * cfg.gradient_accumulation_steps * self.world_size)
 
-# %% ../../nbs/07_planning/03_search.ipynb #ch3keeps1
-@patch(as_prop=True)
-def keeps(self:Planner)->bool:
-    "Can the output of attention be kept? Not in compiled layers, nor in eager attention, which is not one operation"
-    return self.kernel != "eager" and self.cfg.kernels != "compile"
+    @property
+    def keeps(self)->bool:
+        "Can the output of attention be kept? Not in compiled layers, nor in eager attention: it is not one operation"
+        return self.kernel != "eager" and self.cfg.kernels != "compile"
 
 # %% ../../nbs/07_planning/03_search.ipynb #ch3auto02
 FREE_BESIDE_16_BITS = .1   # share of the device
@@ -148,7 +143,6 @@ def limit(self:Planner, method:str)->float:
     is_chosen = method == "lora" and len(self.methods) > 1
     return (1 - FREE_BESIDE_16_BITS) * self.device.gib * 2**30 if is_chosen else self.budget_bytes
 
-# %% ../../nbs/07_planning/03_search.ipynb #20aa46ff
 _SKELETONS:dict[tuple,torch.nn.Module] = {}   # the last four of this process
 _READ_BY_SKELETON = [f.name for part in (ModelSettings, AdapterSettings) for f in fields(part)] + ["kernels"]
 
@@ -171,7 +165,6 @@ def skeleton_of(self:Planner,
 
 @patch
 def facts(self:Planner, method:str)->SpeedFacts:
-    "The figures that the speed of a method depends on"
     if ("facts", method) not in self.kept: self.kept["facts", method] = facts_of(self.skeleton_of(method))
     return self.kept["facts", method]
 
@@ -194,7 +187,6 @@ class MemoryStrategy:
         "The work that this strategy does more than once"
         return RepeatedWork(self.checkpointing, self.checkpointing and not self.keep, self.parts, self.offloading)
 
-# %% ../../nbs/07_planning/03_search.ipynb #8da6d090
 def memory_strategies(
     cfg:Config,
     device:Device,
@@ -207,7 +199,9 @@ def memory_strategies(
     switches = cfg.gradient_checkpointing, cfg.keep_attention, cfg.recompute_parts, cfg.activation_offloading
     choices = [(False, True) if value == "auto" else (value,) for value in switches]
     if not recomputes: choices[0] = (False,)
-    can_offload, found = device.kind == "cuda" and device.host != 0, []
+    offloading_of(cfg.activation_offloading is True)   # an error, if it is missing
+    can_offload = device.kind == "cuda" and device.host != 0 and extension("offloading") is not None
+    found = []
     for way in (MemoryStrategy(*how) for how in product(methods, *choices)):
         can_keep = way.checkpointing and keeps
         for_nothing = can_keep and way.offloading and not way.keep   # it could be offloaded too
@@ -237,9 +231,19 @@ def step(self:Planner,
         keep_attention=way.keep, recompute_parts=way.parts, offloading=way.offloading,
         accumulating=cfg.gradient_accumulation_steps > 1, max_logits_mib=cfg.max_logits_mib, train=train)
 
-# %% ../../nbs/07_planning/03_search.ipynb #257bfe0c
 # bytes outside of tensors, and gaps as a share of what a step allocates
 _OUTSIDE = dict(cpu=(3 * 2**28, .1), cuda=(2**29, .05), mps=(2**29, 0))
+
+@patch(as_prop=True)
+def sharded(self:Planner):
+    "The extension that counts the memory of sharded training; None: nothing is sharded"
+    return need_extension("sharded_memory", "plan", what="the memory of sharding") if self.division.stage else None
+
+@patch
+def held(self:Planner, method:str)->dict[str,int]:
+    "Bytes that one process holds between its steps, by part"
+    model, optim = self.skeleton_of(method), self.cfg.optim
+    return self.sharded.divided_bytes(model, optim, self.division) if self.sharded else static_bytes(model, optim)
 
 @patch
 def parts(self:Planner,
@@ -247,12 +251,14 @@ def parts(self:Planner,
     step:Step,
 )->dict[str,int]:
     "Bytes by part at the peak of training"
-    model = self.skeleton_of(method)
-    fixed = divided_bytes(model, self.cfg.optim, self.division)
+    fixed, sharded = self.held(method), self.sharded
     whole = self.cfg.optim == "adamw_torch" and self.device.kind != "cuda"   # one kernel does everything there
     roots = fixed["gradients"] if whole else 0                              # for all second moments at once
-    working = max(step.peak - step.activations, roots - step.activations, 0) + passing_bytes(model, self.division)
-    if self.division.stage == 3: working = max(working, loaded_bytes(model) - sum(fixed.values()) - step.activations)
+    working = max(step.peak - step.activations, roots - step.activations, 0)
+    if sharded: working += sharded.passing_bytes(self.skeleton_of(method), self.division)
+    if self.division.stage == 3:
+        loaded = sharded.loaded_bytes(self.skeleton_of(method))
+        working = max(working, loaded - sum(fixed.values()) - step.activations)
     outside, gaps = _OUTSIDE[self.device.kind]
     outside += int(gaps * (step.peak + fixed["gradients"]))
     return fixed | dict(activations=step.activations, working=working, outside=outside)
@@ -267,7 +273,7 @@ def evaluation(self:Planner,
     if not self.cfg.eval_steps or not rows: return 0
     lengths = rows if self.flat else (rows[0],) * len(rows)
     step = self.step(MemoryStrategy(method), BatchLengths(lengths, self.flat, self.rows.share), train=False)
-    held = divided_bytes(self.skeleton_of(method), self.cfg.optim, self.division) | dict(gradients=0)
+    held = self.held(method) | dict(gradients=0)
     return sum(held.values()) + step.peak + _OUTSIDE[self.device.kind][0]
 
 # %% ../../nbs/07_planning/03_search.ipynb #83610f1d
@@ -284,7 +290,6 @@ class Candidate:
     @property
     def total(self)->int: return sum(self.parts.values())
 
-# %% ../../nbs/07_planning/03_search.ipynb #1a701500
 @patch
 def rate(self:Planner,
     way:MemoryStrategy,
@@ -299,7 +304,6 @@ def rate(self:Planner,
     rows = batch.lengths if batch.flat else self.rows.train[:len(batch.lengths)]
     return sum(rows) / seconds
 
-# %% ../../nbs/07_planning/03_search.ipynb #ch3batch1
 @patch
 def batch(self:Planner,
     budget:int|None,   # tokens in it; None: rows as in the config
@@ -309,7 +313,6 @@ def batch(self:Planner,
     return largest_batch(rows.train, batch_size=self.cfg.per_device_train_batch_size, max_tokens=budget,
                          flat=self.flat or budget is not None, share=rows.share, all_rows=rows.complete)
 
-# %% ../../nbs/07_planning/03_search.ipynb #39092900
 @patch
 def candidate(self:Planner,
     way:MemoryStrategy,
@@ -342,7 +345,6 @@ def largest_budget(self:Planner,
         budget = max(low, int(.9 * budget))
     return small
 
-# %% ../../nbs/07_planning/03_search.ipynb #b7129ae3
 @patch
 def highest_rate(self:Planner,
     way:MemoryStrategy,
@@ -432,18 +434,16 @@ def candidates(
     for way in sorted(found, key=by_speed):
         if fastest and way.method != found[0].method: return   # 16 bits fit
         if cfg.max_tokens_per_batch != "auto":
-            fixed = planner.simulated(planner.candidate, way, cfg.max_tokens_per_batch)
-            if fixed is not None: yield fixed
+            if fixed := planner.simulated(planner.candidate, way, cfg.max_tokens_per_batch): yield fixed
         elif way.method not in done and planner.highest_rate(way, limit) > fastest:
-            largest = planner.simulated(planner.largest_budget, way, limit)
-            if largest is not None: yield largest
-            if largest is None or not planner.fits(largest): continue
+            if (largest := planner.simulated(planner.largest_budget, way, limit)) is None: continue
+            yield largest
+            if not planner.fits(largest): continue
             fastest = max(fastest, largest.rate)
             if largest.budget < limit: continue
             if not way.checkpointing: return   # no later option can be faster
             done.add(way.method)
 
-# %% ../../nbs/07_planning/03_search.ipynb #ch3fits01
 @patch
 def fits(self:Planner, c:Candidate)->bool:
     "Does a candidate fit the device and its host memory? Where 16 bits are chosen, an evaluation too"
@@ -466,7 +466,6 @@ def choose(
     fastest = max(fitting, key=lambda c: c.rate)
     return fastest if planner.cfg.max_tokens_per_batch != "auto" else planner.with_whole_steps(fastest)
 
-# %% ../../nbs/07_planning/03_search.ipynb #ch3why01
 @patch
 def method_reason(self:Planner,
     chosen:Candidate,   # from `choose`

@@ -8,7 +8,7 @@ __all__ = ['MemoryTracker', 'Pass', 'Step', 'checkpoint_first_and_last_parts', '
 # %% ../../nbs/07_planning/01_simulate.ipynb #2d5eaa12
 import inspect
 import weakref
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
@@ -18,18 +18,18 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode)
-from torch.utils._python_dispatch import _disable_current_modes, TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 from torch.utils.checkpoint import checkpoint
 
-from ..base.extensions import extension
+from ..base.extensions import extension, need_extension
 from ..config.load import Config
 from ..batches.layout import BatchLengths, text_config
 from ..model.attention import assume_documents
 from ..model.loss import backbone, causal_lm, Head, language_model
 from ..model.load import quantization, quiet
 from ..model.finetuning.checkpointing import (
-    checkpoint_parts, CopyStream, dense_strides, offload_saved_tensors, OnDevice, recompute_layers, recompute_parts)
+    checkpoint_parts, offloading_of, OnDevice, recompute_layers, recompute_parts)
 from ..model.precision import kernels_for
 from .memory import skeleton, weights_for_dora
 
@@ -42,7 +42,6 @@ def _scratch_bytes(f, args:tuple)->int:
     documents = len(given["cu_seq_q"]) - 1
     return 4 * (tokens + 128 * documents) * heads * (size + 1)   # FlashAttention 2 keeps the gradient of q in 32 bits
 
-# %% ../../nbs/07_planning/01_simulate.ipynb #7ef02890
 class MemoryTracker(TorchDispatchMode):
     "Counts the bytes of the tensors that are created inside: now, and at the peak"
     def __init__(self,
@@ -90,20 +89,6 @@ class _Unpack(torch.autograd.Function):
         into_x = d.to(ctx.dtype) @ torch.empty(ctx.size, dtype=ctx.dtype)
         return into_x.to(ctx.x), None, None, None
 
-@contextmanager
-def _four_bit_products():
-    "Context manager in which bitsandbytes' 4-bit functions only allocate, for its layers and for our kernels"
-    import bitsandbytes
-    def multiply(x, packed, quant_state, out=None, bias=None):
-        return _Unpack.apply(x, quant_state.shape, quant_state.dtype, bias)
-    def unpack(packed, state): return torch.empty(state.shape, dtype=state.dtype)
-    replaced = {(bitsandbytes, "matmul_4bit"): multiply, (bitsandbytes.functional, "dequantize_4bit"): unpack}
-    whole = {place: getattr(*place) for place in replaced}
-    for place, function in replaced.items(): setattr(*place, function)
-    try: yield
-    finally:
-        for place, function in whole.items(): setattr(*place, function)
-
 # %% ../../nbs/07_planning/01_simulate.ipynb #7ae781a7
 class _FusedNorm(torch.autograd.Function):
     "Allocates and saves what PyTorch's CUDA kernel for RMSNorm would"
@@ -115,11 +100,6 @@ class _FusedNorm(torch.autograd.Function):
     def backward(ctx, d):
         x, weight, _ = ctx.saved_tensors
         return torch.empty_like(x), torch.empty_like(weight) if ctx.needs_input_grad[1] else None
-
-def _norms_of(kind:str):
-    "Context manager in which `F.rms_norm` allocates what it would on a device of this kind"
-    if kind != "cuda": return nullcontext()
-    return patch.object(F, "rms_norm", lambda x, shape, weight, eps: _FusedNorm.apply(x, weight))
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #8e6228a0
 class _GroupedProduct(torch.autograd.Function):
@@ -134,84 +114,30 @@ class _GroupedProduct(torch.autograd.Function):
         return *(torch.empty_like(t) if is_needed else None for t, is_needed in needed), None
 
 @contextmanager
-def _grouped_products():
-    "Context manager in which the products of experts only allocate, in any dtype, and tokens are spread evenly"
+def _only_allocate(
+    kind:str,   # of device: cuda, cpu or mps
+):
+    "Context manager in which 4-bit products, those of experts, and a GPU's norms only allocate what they would"
+    import bitsandbytes
     from transformers.integrations import moe   # loads torch's compiler
-    def product(x, weight, offs): return _GroupedProduct.apply(x.to(weight.dtype), weight, offs)
-    def even_rows(chosen, n):
+    def multiply(x, packed, quant_state, out=None, bias=None):
+        return _Unpack.apply(x, quant_state.shape, quant_state.dtype, bias)
+    def unpack(packed, state): return torch.empty(state.shape, dtype=state.dtype)
+    def multiply_groups(x, weight, offs): return _GroupedProduct.apply(x.to(weight.dtype), weight, offs)
+    def even_rows(chosen, n):   # each expert has as many tokens
         each, more = divmod(len(chosen), n)
         return [each + (i < more) for i in range(n)], torch.empty(n, dtype=torch.int32)
-    def unpacked(module, name, first, last):
+    def unpack_experts(module, name, first, last):
         return torch.empty(last - first, *module.packed[name][1:], dtype=module.packed_dtype)
-    replaced, experts = {(moe, "_grouped_mm"): product}, extension("weights")
-    if experts: replaced |= {(experts, "rows_per_expert"): even_rows, (experts, "unpack_experts"): unpacked}
-    whole = {place: getattr(*place) for place in replaced}
-    for place, function in replaced.items(): setattr(*place, function)
-    try: yield
-    finally:
-        for place, function in whole.items(): setattr(*place, function)
 
-# %% ../../nbs/07_planning/01_simulate.ipynb #958eb2fa
-_MOST_KNOWN = 2**26   # most elements of a tensor whose values are computed
-_ASKS_FOR_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-
-class _KnownValues(TorchDispatchMode):
-    "Gives values to fake tensors that do not depend on weights, so that a model may branch on them"
-    def __init__(self):
-        super().__init__()
-        self.known = {}   # storage and layout of a fake tensor -> a real one, until the storage is freed
-
-    @staticmethod
-    def key(t)->tuple: return t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride(), t.dtype
-
-    def value(self, t): return self.known[self.key(t)][1]
-
-    def remember(self, t, value)->None:
-        key = self.key(t)
-        self.known[key] = weakref.ref(t.untyped_storage(), lambda _: self.known.pop(key, None)), value
-
-    def compute(self, f, args:tuple, kwargs:dict):
-        "The value of an operation's output; None if an input is unknown or the operation is random"
-        tensors = [t for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)]
-        name = f.name().partition("::")[2]
-        is_random = torch.Tag.nondeterministic_seeded in f.tags or name.startswith(("empty", "new_empty"))
-        if is_random or any(self.key(t) not in self.known for t in tensors): return None
-        args, kwargs = tree_map(lambda t: self.value(t) if isinstance(t, torch.Tensor) else t, (args, kwargs))
-        with _disable_current_modes(), torch.no_grad(): return f(*args, **kwargs)
-
-    def add_fake(self, value):
-        "A fake tensor of which this is the value"
-        if not isinstance(value, torch.Tensor): return value
-        t = torch.empty(value.shape, dtype=value.dtype)
-        self.remember(t, value)
-        return t
-
-    def places(self, index)->list:
-        "The indices at which a known mask is true"
-        if index is None or index.dtype != torch.bool or self.key(index) not in self.known: return [index]
-        with _disable_current_modes(): found = self.value(index).nonzero(as_tuple=True)
-        return [self.add_fake(places) for places in found]
-
-    def __torch_dispatch__(self, f, types, args=(), kwargs=None):
-        kwargs, name = kwargs or {}, f.name()
-        if name == "aten::index.Tensor": args = args[0], [place for index in args[1] for place in self.places(index)]
-        elif _ASKS_FOR_VALUES & {*f.tags}:
-            value = self.compute(f, args, kwargs)
-            if value is not None: return tree_map(self.add_fake, value)
-        out = f(*args, **kwargs)
-        results = [t for t in tree_iter(out) if isinstance(t, torch.Tensor)]
-        values = [None] * len(results)
-        if name == "aten::topk":   # on router scores
-            n = args[0].shape[args[2] if len(args) > 2 else -1]
-            with _disable_current_modes(): values[1] = torch.arange(out[1].numel()).view(out[1].shape) % n
-        elif all(t.numel() <= _MOST_KNOWN for t in results):
-            value = self.compute(f, args, kwargs)
-            if value is not None: values = list(tree_iter(value))
-        for t, value in zip(results, values):
-            if value is None: self.known.pop(self.key(t), None)   # it was modified
-            else: self.remember(t, value)
-        return out
-
+    replaced = {(bitsandbytes, "matmul_4bit"): multiply, (bitsandbytes.functional, "dequantize_4bit"): unpack,
+                (moe, "_grouped_mm"): multiply_groups}
+    if kind == "cuda": replaced[F, "rms_norm"] = lambda x, shape, weight, eps: _FusedNorm.apply(x, weight)
+    if experts := extension("weights"):
+        replaced |= {(experts, "rows_per_expert"): even_rows, (experts, "unpack_experts"): unpack_experts}
+    with ExitStack() as stack:
+        for place, function in replaced.items(): stack.enter_context(patch.object(*place, function))
+        yield
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #eb392076
 def _make_fake(model, dtype:torch.dtype)->None:
@@ -251,7 +177,6 @@ class Pass:
     train:bool=True                    # False: the forward pass of an evaluation
     known:bool=False                   # compute values of tensors that do not depend on weights
 
-# %% ../../nbs/07_planning/01_simulate.ipynb #19f74c5d
 @dataclass(frozen=True)
 class Step:
     "Bytes of one forward and backward pass, in addition to weights, gradients and optimiser state"
@@ -264,7 +189,6 @@ class Step:
     def peak(self)->int: return max(self.forward, self.backward)
 
     def with_layers(self, more:int)->"Step":
-        "The step of a model with more layers"
         added = more * self.layer
         return Step(self.activations + added, self.forward + added, self.backward + added, self.layer)
 
@@ -293,12 +217,6 @@ def _forward_and_loss(inner, batch:BatchLengths, attention:str, dtype:torch.dtyp
         learns = [p for p in inner.get_output_embeddings().parameters() if p.requires_grad]
         how = dict(max_logits_mib=max_logits_mib, learns=learns, kind=kind)
         return Head(inner).loss(hidden[targets], targets, **how)[0]
-
-# %% ../../nbs/07_planning/01_simulate.ipynb #f7b36deb
-class _Forgotten:
-    "A tensor that was moved elsewhere; it is allocated again when it is needed"
-    def __init__(self, t:torch.Tensor): self.how = dict(size=t.shape, stride=dense_strides(t), dtype=t.dtype)
-    def back(self)->torch.Tensor: return torch.empty_strided(**self.how)
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #b10d8e9a
 class _PartsBetween(torch.autograd.Function):
@@ -330,11 +248,11 @@ def checkpoint_first_and_last_parts(
 # %% ../../nbs/07_planning/01_simulate.ipynb #si1save1
 def _save_memory(model, how:Pass)->None:
     "Recompute layers, keep attention or offload like `sft_nb.model.finetuning.checkpointing`"
-    waiting = _Forgotten if how.offloading else OnDevice
+    offloading = offloading_of(how.offloading)
+    waiting = offloading.Forgotten if offloading else OnDevice
     if how.checkpointing: recompute_layers(model, keep_attention=how.keep_attention, waiting=waiting)
     if how.recompute_parts: recompute_parts(model, checkpoint_first_and_last_parts)
 
-# %% ../../nbs/07_planning/01_simulate.ipynb #708be02c
 @contextmanager
 def _pass_context(model, batch:BatchLengths, how:Pass):
     "Context manager in which a model behaves as in such a pass"
@@ -346,8 +264,8 @@ def _pass_context(model, batch:BatchLengths, how:Pass):
     was = torch.is_autocast_enabled("cuda")   # some libraries check this
     torch.set_autocast_enabled("cuda", is_cuda and how.dtype != torch.float32)
     try:
-        with (documents, rows, weights_for_dora(how.dtype), _grouped_products(), _four_bit_products(),
-              _norms_of(how.kind), torch.set_grad_enabled(how.train)): yield
+        with (documents, rows, weights_for_dora(how.dtype), _only_allocate(how.kind),
+              torch.set_grad_enabled(how.train)): yield
     finally: torch.set_autocast_enabled("cuda", was)
 
 # %% ../../nbs/07_planning/01_simulate.ipynb #dae0a533
@@ -357,7 +275,6 @@ def _decoder_layers(inner)->list:
     lists = [m for m in language_model(inner).modules() if isinstance(m, torch.nn.ModuleList)]
     return list(next((layers for layers in lists if len(layers) == n), ()))
 
-# %% ../../nbs/07_planning/01_simulate.ipynb #7da6491c
 def _prepare_model(model, how:Pass)->MemoryTracker:
     "Prepare a skeleton to be run; returns a tracker that counts what exists before the pass"
     _make_fake(model, how.dtype)
@@ -370,13 +287,14 @@ def _prepare_model(model, how:Pass)->MemoryTracker:
     for t in (*model.parameters(), *model.buffers(), *gradients): alive.add(t)
     return alive
 
-# %% ../../nbs/07_planning/01_simulate.ipynb #47d37e16
 def _run_pass(model, batch:BatchLengths, how:Pass, alive:MemoryTracker)->tuple[int,int,int]:
     "Bytes added by a pass: alive after the forward pass, and at the peak of the forward and the backward pass"
     begin = alive.now
-    offloads = how.offloading and how.train
-    saved = offload_saved_tensors(model, _Forgotten) if offloads else nullcontext()
-    with alive, _KnownValues() if how.known else nullcontext(), _pass_context(model, batch, how):
+    offloading = offloading_of(how.offloading and how.train)
+    saved = offloading.offload_saved_tensors(model, offloading.Forgotten) if offloading else nullcontext()
+    values = nullcontext()
+    if how.known: values = need_extension("known_values", "plan", what="a model that branches on values").KnownValues()
+    with alive, values, _pass_context(model, batch, how):
         with saved:
             loss = _forward_and_loss(causal_lm(model), batch, how.attention, how.dtype, how.max_logits_mib, how.kind)
         kept, forward = alive.now - begin, alive.peak - begin
@@ -384,7 +302,6 @@ def _run_pass(model, batch:BatchLengths, how:Pass, alive:MemoryTracker)->tuple[i
         if how.train: loss.backward()
         return kept, forward, alive.peak - begin
 
-# %% ../../nbs/07_planning/01_simulate.ipynb #f7c4f2c9
 def simulate(
     model,                  # from `skeleton`; modified
     batch:BatchLengths,
@@ -406,7 +323,8 @@ def simulate(
     hidden_size = text_config(inner.config).hidden_size
     more = max(0, n - 2 * chunk) * hidden_size * how.dtype.itemsize * (1 + how.train)
     # being copied to host memory until the backward pass of the loss
-    in_transfer = CopyStream.MOST * batch.tokens * hidden_size * how.dtype.itemsize if how.offloading else 0
+    offloading = offloading_of(how.offloading)
+    in_transfer = offloading.CopyStream.MOST * batch.tokens * hidden_size * how.dtype.itemsize if offloading else 0
     layer = at_layer[1] - at_layer[0] if len(at_layer) > 1 else 0
     return Step(kept + more, forward + more + in_transfer, max(0, backward) + more, layer)
 

@@ -30,7 +30,6 @@ class SpeedFacts:
     hidden:int      # hidden size
     full:bool       # all weights are trained
 
-# %% ../../nbs/07_planning/02_throughput.ipynb #65326066
 def _weight_numbers(m)->int: return getattr(m, "in_features", 0) * getattr(m, "out_features", 0)
 
 def facts_of(
@@ -71,7 +70,6 @@ class RepeatedWork:
     parts:bool=False       # parts of long rows; a third time if layers are recomputed too
     offloading:bool=False  # copy offloaded tensors back from host memory
 
-# %% ../../nbs/07_planning/02_throughput.ipynb #sp2tran01
 def waiting_bytes(
     facts:SpeedFacts,
     batch:BatchLengths,
@@ -84,7 +82,6 @@ def waiting_bytes(
     elif not again.attention: numbers += facts.width
     return 2 * batch.tokens * facts.layers * numbers
 
-# %% ../../nbs/07_planning/02_throughput.ipynb #2b99c480
 def pass_seconds(
     facts:SpeedFacts,
     batch:BatchLengths,

@@ -24,17 +24,17 @@ from ..base.extensions import extension, REINSTALL
 from ..base.files import read_json
 from ..base.display import Shown
 from ..base.view import as_json
+from ..base.progress import Phase
 from sft_nb.base.report import (
     command, ConfigError, error_summary, fail, Finding, Fix, MissingPathError, named_figures, ok, skipped, SftError,
     why_unreadable)
+from ..tokens.encode import encode_prompts
 from ..tokens.tokenizer import model_path
+from ..batches.layout import eval_mode
 from ..model.load import quiet
 from ..workbench import Workbench
 from ..runs.directory import Run
 from .merge import dequantise, load_merged, merge_command, merged_model
-from ..base.progress import Phase
-from ..tokens.encode import encode_prompts
-from ..batches.layout import eval_mode
 
 # %% ../../nbs/13_proof/01_folder.ipynb #f4ce5b4f
 _TOP_TOKENS = 50   # at each position

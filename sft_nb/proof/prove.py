@@ -25,8 +25,8 @@ from ..runs.directory import open_run, Run
 from ..runs.locate import name_of_weights
 from ..evaluation.generations import SavedResult
 from .merge import held_out_prompts, load_trained
-from .folder import answer_greedily, GreedyAnswer, Reference
-from .folder import Expected, Folder, folder_stages, ProofStage, run_check
+from .folder import (
+    answer_greedily, Expected, Folder, folder_stages, GreedyAnswer, ProofStage, Reference, run_check)
 
 # %% ../../nbs/13_proof/02_prove.ipynb #17e85992
 _OPEN_ENDED = ("Hello", "Write a few sentences about a day that you liked, and why you liked it.")

@@ -14,9 +14,9 @@ from functools import lru_cache, partial
 from itertools import takewhile
 from numbers import Number
 
-from ..base.extensions import need_extension, extension, note_missing
+from ..base.extensions import extension, need_extension, note_missing
 from ..base.escape import short_repr
-from ..base.report import edit, SftError, with_article, as_fix, Fix
+from ..base.report import as_fix, edit, Fix, SftError, with_article
 from .settings import FORMATS
 from .thoughts import split_thought
 from .messages import (

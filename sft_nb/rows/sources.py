@@ -428,8 +428,7 @@ def hash_to_unit(
 
 def row_key(row:dict)->str:
     "A checksum that equal rows share, also if one was written as JSON and read again"
-    try: text = json.dumps(row, sort_keys=True, default=str)
-    except TypeError: text = repr(row)   # names that are texts and numbers cannot be sorted
+    text = json.dumps(json.loads(row_line(row)), sort_keys=True)   # its names are texts now, which can be sorted
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 def row_line(row:dict)->str:
@@ -553,10 +552,9 @@ def total(self:Mixture)->int|None:
 def read_rows(
     rows:Any,            # as `open_rows` takes it
     *, n:int|None=None,  # at most this many; None: all
-    name:str="rows",     # what to call rows that have no name of their own
 )->dict[str,dict]:       # place -> row
     "Load all rows into memory; `SftError` if there are none"
-    found = dict(Mixture(open_rows(rows, name=name), n=n))
+    found = dict(Mixture(open_rows(rows), n=n))
     if found: return found
     where = str(rows)[:80]
     raise SftError(where, "there is no row in it", "at least one row", f"write a row into {where}, or name another")

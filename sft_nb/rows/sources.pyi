@@ -139,10 +139,9 @@ class Mixture:
     def total(self) -> int | None:
         """Number of rows, if it is known before they are read"""
 
-def read_rows(rows: Any, *, n: int | None=None, name: str='rows') -> dict[str, dict[Any, Any]]:
+def read_rows(rows: Any, *, n: int | None=None) -> dict[str, dict[Any, Any]]:
     """Load all rows into memory; `SftError` if there are none
     
     Args:
         rows: as `open_rows` takes it
-        n: at most this many; None: all
-        name: what to call rows that have no name of their own"""
+        n: at most this many; None: all"""

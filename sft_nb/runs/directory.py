@@ -32,9 +32,9 @@ from ..config.load import (
     absolute_paths, Config, load_config, require_trust, save_config, with_absolute_paths, with_trusted_code)
 from ..tokens.dataset import Data
 from ..tokens.prepare import cache_kept_rows, keep_rows
-from .status import environment, write_json
 from .checkpoint import scored_steps, step_of, weights_digest, whole_checkpoints
-from .status import ACTIVE, CHECKPOINT_ASKED, read_progress, read_status, Status, STOP_ASKED, with_timestamp
+from .status import (
+    ACTIVE, CHECKPOINT_ASKED, environment, read_progress, read_status, Status, STOP_ASKED, with_timestamp, write_json)
 from .metrics import append_line, curve, cut_lines, last_line, read_lines
 from .process import (
     end, is_locked, is_trained, Process, read_process, record_launcher, release_lock, reserve, start, started_process,

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from fastcore.basics import patch
 
+from ..base.installation import torch_environment
+from ..base.credentials import redact, redact_json
 from ..base.files import read_json, write_atomically
 from ..base.progress import Progress
 from ..base.report import as_fix, Fix, why_unreadable
-from ..base.installation import torch_environment
-from ..base.credentials import redact, redact_json
 
 # %% ../../nbs/10_runs/01_status.ipynb #eb42b92d
 def installed(

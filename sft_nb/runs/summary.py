@@ -89,13 +89,12 @@ def state_badge(state:str)->str: return badge_html(BADGES.get(state, "skipped"),
 
 def loss_line(
     metrics:list[dict],
-    *, wide:int=24,      # characters
 )->str:                  # empty if nothing was logged
-    "Draw the loss as one line of text, with its first and its last value"
+    "Draw the loss as at most 24 characters, with its first and its last value"
     points = [(m["step"], m["loss"]) for m in metrics if "loss" in m]
     values = [v for _, v in points if math.isfinite(v)]
     if not values: return ""
-    shown = [values[int(k * len(values) / wide)] for k in range(wide)] if len(values) > wide else values
+    shown = [values[int(k * len(values) / 24)] for k in range(24)] if len(values) > 24 else values
     return f"{sparkline(shown)} {format_number(values[0])} → {format_number(values[-1])}"
 
 def short_path(path:Path)->str:

@@ -92,10 +92,10 @@ def cache_key(
     *, digest:str|None=None,   # digest of the rows, if known
 )->str|None:                   # None: it cannot be determined
     "A key that changes when a token could"
-    if digest is None: digest = rows.digest()
-    if digest is None: return None
-    words = [digest, _code_digest(task), *token_inputs(cfg, task, tokenizer).values()]
-    if (listed := rows_to_drop(cfg.drop_rows)) is not None: words.append(str(listed.digest()))
+    digests = [rows.digest() if digest is None else digest]
+    if listed := rows_to_drop(cfg.drop_rows): digests.append(listed.digest())
+    if None in digests: return None
+    words = [*digests, _code_digest(task), *token_inputs(cfg, task, tokenizer).values()]
     return _digest_of([w.encode("utf-8", "surrogatepass") for w in words])
 
 # %% ../../nbs/04_tokens/10_cache.ipynb #cac00010

@@ -18,10 +18,10 @@ from ..config.load import Config
 from ..rows.messages import content_text, is_blank, is_missing, is_normalised
 from ..rows.readers import ColumnsError, detect, how_to_read, no_format_error, to_messages
 from ..rows.columns import (
-    exclusion_reason, is_honoured, numbers_in_texts, TEXT_COLUMNS, TrackedRow, unread_columns, unread_message_keys)
+    ColumnRenamer, exclusion_reason, FORMAT_FIELDS, is_honoured, numbers_in_texts, parse_fields, TEXT_COLUMNS,
+    TrackedRow, unread_columns, unread_message_keys)
 from ..rows.files import Source
 from ..rows.sources import memory_source, Mixture, open_rows, unused_test_files, validation_sources
-from ..rows.columns import ColumnRenamer, FORMAT_FIELDS, parse_fields
 from ..tasks.core import ANY_FORMAT, get_task, Task, task_names
 from .turns import has_content
 

@@ -115,8 +115,7 @@ def spans_html(
             continue
         inside = run[fold // 2:-(fold // 2)] if len(run) > fold else []
         if inside:
-            summary = f"<summary style='cursor:pointer'>… {len(inside):,} more tokens of {kind} …</summary>"
-            folded = f"<details>{summary}{_run_html(inside)}</details>"
+            folded = details_html(f"… {len(inside):,} more tokens of {kind} …", _run_html(inside))
             html = _run_html(run[:fold // 2]) + folded + _run_html(run[-(fold // 2):])
         else: html = _run_html(run)
         tag, style = _TAGS[kind], _STYLES["measured" if any(token.loss is not None for token in run) else kind]

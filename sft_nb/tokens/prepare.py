@@ -32,7 +32,7 @@ from .tokenizer import (
     configure_tokenizer, is_own_tokenizer, load_tokenizer, with_day, without_day)
 from .template import Template
 from .conversations import has_own_eval_rows, hold_out, open_split
-from .pipeline import Reader, rows_to_drop, SkeletonMismatch
+from .pipeline import Reader, SkeletonMismatch
 from .accounting import Ledger
 from .dataset import describe_reasons, Data, data_report, load_split, Split
 from .cache import (
@@ -377,39 +377,41 @@ def keep_rows(
     folder:Path,          # the directory of a run
     *, home:Path|None=None,  # final path of `folder`; None: unchanged
 )->dict:                  # settings that name the saved files; empty if the config names everything
-    "Write rows that were passed in memory, and those to leave out, into `folder/rows` as JSON lines, all or nothing"
-    sides = [(name, side.source) for name, side in (("train", data.train), ("eval", data.eval)) if side is not None]
-    given = [(name, source) for name, source in sides if source.in_memory]
-    listed = rows_to_drop(data.cfg.drop_rows)   # marks may be added to that file
-    if not given and not listed: return {}
-    rows, kept = (home or folder)/"rows", {}
+    "Write rows that were passed in memory, and those that `drop_rows` left out, into `folder/rows`, all or nothing"
+    def readable(source): return (row for _, row in replace(source, yield_errors=True) if not isinstance(row, SftError))
+    sides = dict(train=data.train, eval=data.eval)
+    rows = {name: readable(side.source) for name, side in sides.items() if side is not None and side.source.in_memory}
+    place = {name: str((home or folder)/"rows"/f"{name}.jsonl") for name in ("train", "eval", "dropped")}
+    settings = {f"{name}_file": (place[name],) for name in rows}
+    if rows: settings |= dict(task=data.cfg.task, eval_fraction=None, eval_rows=None, train_weights=None)
+    if data.cfg.drop_rows:   # rows may have been added to that file since it was read
+        listed = [line["row"] for line in data.dropped if line["kind"] == "listed"]
+        if listed: rows["dropped"] = listed
+        settings["drop_rows"] = place["dropped"] if listed else None
+    if not rows: return settings
     with atomic_folder(folder/"rows") as aside:
-        written = [*((name, replace(source, yield_errors=True)) for name, source in given),
-                   *([("dropped", listed)] if listed else [])]
-        for name, source in written:
+        for name, some in rows.items():
             with (aside/f"{name}.jsonl").open("w", encoding="utf-8", errors="backslashreplace") as out:
-                out.writelines(row_line(row) for _, row in source if not isinstance(row, SftError))
-    if listed: kept["drop_rows"] = str(rows/"dropped.jsonl")
-    if not given: return kept
-    files = {f"{name}_file": (str(rows/f"{name}.jsonl"),) for name, _ in given}
-    return dict(task=data.cfg.task, eval_fraction=None, eval_rows=None, train_weights=None) | files | kept
+                out.writelines(map(row_line, some))
+    return settings
 
 # %% ../../nbs/04_tokens/11_prepare.ipynb #prep0058
 def cache_kept_rows(
     data:Data,
     cfg:Config,   # config with the files of `keep_rows`
 )->None:
-    "Let the tokens of handed-over rows be found from the files that keep those rows, where the cache can be written"
-    home = cache_folder(cfg.cache_dir)
+    "Let the tokens of a run be found from the files that `keep_rows` wrote, where the cache can be written"
+    home, encoded_by = cache_folder(cfg.cache_dir), (data.task, data.tokenizer)
     for name, side in (("train", data.train), ("eval", data.eval)):
-        if side is None or not side.source.in_memory: continue
-        rows = open_split(cfg, data.task, name)
-        key = cache_key(cfg, data.task, data.tokenizer, rows)
-        if key is None or (home/key).exists(): continue
+        if side is None or not (side.source.in_memory or cfg.drop_rows): continue
         try:
+            rows = open_split(cfg, data.task, name)
+            as_prepared = side.source.in_memory or cache_key(data.cfg, *encoded_by, rows) == side.folder.name
+            key = cache_key(cfg, *encoded_by, rows) if as_prepared else None   # else rows have changed since
+            if key is None or (home/key).exists(): continue
             home.mkdir(parents=True, exist_ok=True)
             copy = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=home))
             shutil.copytree(side.folder, copy, dirs_exist_ok=True)
             seal_entry(copy)
             if not publish_entry(copy, home/key): shutil.rmtree(copy, ignore_errors=True)
-        except OSError: continue   # this only saves time
+        except (OSError, SftError): continue   # this only saves time

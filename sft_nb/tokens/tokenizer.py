@@ -208,6 +208,11 @@ def _no_tokenizer_error(name:str)->ConfigError:
     return ConfigError(f"tokenizer {name!r}", "there is no tokenizer in this folder, so text cannot be tokenised",
                        "tokenizer.json and tokenizer_config.json in it, or the name of a tokenizer", fix)
 
+def _settings_of(tokenizer, cfg:Config)->tuple:
+    "The settings that a tokenizer depends on, and its template, which may be changed later"
+    return (cfg.tokenizer or cfg.model, None if cfg.tokenizer else cfg.revision, cfg.chat_template,
+            without_day(cfg.chat_template_kwargs), cfg.train_tokens, tokenizer.chat_template)
+
 def configure_tokenizer(
     tokenizer,   # changed in place
     cfg:Config,  # `chat_template`, `chat_template_kwargs`, `train_tokens`, `prompt_separator`, `reasoning`
@@ -257,8 +262,7 @@ def load_tokenizer(
     if not {*tokenizer("a 1", add_special_tokens=False).input_ids} - {tokenizer.unk_token_id}:
         raise _no_tokenizer_error(name)   # without a file, transformers returns a tokenizer with an empty vocabulary
     configure_tokenizer(tokenizer, cfg)
-    tokenizer.loaded_from = (name, revision, cfg.chat_template, without_day(cfg.chat_template_kwargs), cfg.train_tokens,
-                             tokenizer.chat_template)
+    tokenizer.loaded_from = _settings_of(tokenizer, cfg)
     return tokenizer
 
 def is_own_tokenizer(
@@ -266,7 +270,4 @@ def is_own_tokenizer(
     cfg:Config,
 )->bool:
     "Does this tokenizer differ from `load_tokenizer(cfg)`? If so, a run keeps a copy"
-    name, revision = cfg.tokenizer or cfg.model, None if cfg.tokenizer else cfg.revision
-    meant = (name, revision, cfg.chat_template, without_day(cfg.chat_template_kwargs), cfg.train_tokens,
-             tokenizer.chat_template)   # not changed since
-    return getattr(tokenizer, "loaded_from", None) != meant
+    return getattr(tokenizer, "loaded_from", None) != _settings_of(tokenizer, cfg)

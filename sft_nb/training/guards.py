@@ -25,6 +25,7 @@ from ..tasks.metrics import labels_of, repeated_answer
 from ..tokens.dataset import Split
 from ..tokens.encode import end_ids
 from ..batches.layout import DataCollatorForCausalLM, eval_mode, supervise_all
+from ..batches.packing import split_into_batches
 from ..model.hardware import is_out_of_memory
 from ..model.load import broken_weights
 from ..model.loss import batch_loss
@@ -77,20 +78,16 @@ def split_rows(
     parts:int,       # number of parts; at most one per row
 )->list[list[int]]:
     "A micro-batch in pieces of about the same number of rows"
-    n = -(-len(rows) // parts)
-    return [rows[i:i + n] for i in range(0, len(rows), n)]
+    return split_into_batches(rows, -(-len(rows) // parts))
 
 # %% ../../nbs/11_training/03_guards.ipynb #eab3ea3d
 def repetition(
     text:str,
-    *, least:int=32,    # fewest characters at the end that must repeat
-    longest:int=16,     # most characters of the unit
-)->str:                 # the repeated unit, or empty
-    "The text that is repeated at the end of an answer"
-    if len(text) < least: return ""
-    end = text[-least:]
-    def repeats(p): return all(end[i] == end[i - p] for i in range(p, least))
-    return next((end[-p:] for p in range(1, longest + 1) if repeats(p)), "")
+)->str:       # at most 16 characters; empty: none
+    "The text whose repetition is the last 32 characters of an answer"
+    if len(text) < 32: return ""
+    end = text[-32:]
+    return next((end[-n:] for n in range(1, 17) if end[n:] == end[:-n]), "")
 
 # %% ../../nbs/11_training/03_guards.ipynb #74d03ee4
 _COLLAPSED = "a lower {learning_rate}, and look at the labels: sft_nb data"
@@ -197,10 +194,9 @@ def unchanged_weights(
 # %% ../../nbs/11_training/03_guards.ipynb #fc5cf2c3
 def loss_is_flat(
     losses:list[float],   # logged training losses, oldest first
-    *, least:int=20,      # of them
 )->list[Finding]:
-    "A warning if the loss has been flat since the beginning"
-    if len(losses) < least: return []
+    "A warning if the loss has been flat since the beginning, in at least 20 lines"
+    if len(losses) < 20: return []
     third = len(losses) // 3
     first, last = sum(losses[:third]) / third, sum(losses[-third:]) / third
     if last < .995 * first: return []

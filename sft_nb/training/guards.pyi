@@ -45,12 +45,8 @@ def split_rows(rows: list[int], parts: int) -> list[list[int]]:
         rows: of a micro-batch
         parts: number of parts; at most one per row"""
 
-def repetition(text: str, *, least: int=32, longest: int=16) -> str:
-    """The text that is repeated at the end of an answer
-    
-    Args:
-        least: fewest characters at the end that must repeat
-        longest: most characters of the unit"""
+def repetition(text: str) -> str:
+    """The text whose repetition is the last 32 characters of an answer"""
 
 def judge_answers(answers: list[Generation], *, must_end: bool=True, row_tokens: int=0, targets: list[str]=...) -> list[Finding]:
     """Have answers collapsed into repetition, special tokens or one answer to all questions, and does one of them end?
@@ -100,12 +96,11 @@ def unchanged_weights(before: torch.Tensor, after: torch.Tensor, steps: int) -> 
         before: `weight_norms` at an earlier step
         steps: between them"""
 
-def loss_is_flat(losses: list[float], *, least: int=20) -> list[Finding]:
-    """A warning if the loss has been flat since the beginning
+def loss_is_flat(losses: list[float]) -> list[Finding]:
+    """A warning if the loss has been flat since the beginning, in at least 20 lines
     
     Args:
-        losses: logged training losses, oldest first
-        least: of them"""
+        losses: logged training losses, oldest first"""
 
 def worse_than_before(losses: list[float]) -> list[Finding]:
     """A warning if the loss ends above its start by more than its logged values vary

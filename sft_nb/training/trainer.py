@@ -31,7 +31,7 @@ from ..model.experts import balance_weight
 from ..model.load import broken_weights, quiet
 from ..model.loss import causal_lm
 from ..model.precision import preserve_dtypes
-from ..model.finetuning.checkpointing import offload_saved_tensors
+from ..model.finetuning.checkpointing import offloading_of
 from ..model.finetuning.parallelism import sharing_of
 from ..model.finetuning.trl_trainer import undo_trl_changes
 from ..workbench import Workbench
@@ -115,8 +115,9 @@ class SupervisedTrainer(ConfiguredOptimizerMixin, SFTTrainer):
         for callback in (PrinterCallback, ProgressCallback): self.remove_callback(callback)
         undo_trl_changes(self.bench.model)
         self.supervised:bool = self.bench.supervised   # after TRL has changed the head
-        offloads = self.bench.cfg.activation_offloading is True
-        self.offloading:AbstractContextManager = offload_saved_tensors(self.model) if offloads else nullcontext()
+        offloading = offloading_of(self.bench.cfg.activation_offloading is True)
+        self.offloading:AbstractContextManager = nullcontext()
+        if offloading: self.offloading = offloading.offload_saved_tensors(self.model)
         self.sharing:int = self.bench.cfg.sequence_parallel_size   # processes that share each row
         if sharing := sharing_of(self.sharing):
             whole = self.data_collator

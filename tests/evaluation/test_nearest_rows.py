@@ -144,7 +144,9 @@ def test_other_runs(tmp_path):
     rows = near.doubtful_rows(run).rows
     assert {r.prompt for r in rows} == {"user 0", "user 1"} and near.measure_rows(run).train.gradient.any(axis=1).all()
     with pytest.raises(ConfigError, match="no rows are held out"): near.nearest_rows(run)
-    with pytest.raises(ConfigError, match="at least one training row"): run.nearest_rows(most=0)
+    for wrong in (dict(most=0), dict(n=-1)):
+        with pytest.raises(ConfigError, match="at least one row"): run.nearest_rows(**wrong)
+    with pytest.raises(ConfigError, match="n: it is 0; at least one row"): run.doubtful_rows(n=0)
     cfg = small(tmp_path, method="full", task="text", max_steps=1, run_name="ends", eval_samples=1,
                 unfrozen_parameters=("model.embed_tokens",))
     run = train(cfg, prepare(cfg, train=[text] * 3, eval=[text]))

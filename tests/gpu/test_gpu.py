@@ -22,9 +22,9 @@ from sft_nb.model.attention import Documents, varlen_attention
 from sft_nb.extras.kernels import compile_layers, fuse_gates, fuse_lora, fuse_norms, fuse_rotary, use_liger
 from sft_nb.model.loss import add_product, add_supervised_loss, adds_to_float32
 from sft_nb.model.precision import adapters_to_float32
-from sft_nb.model.finetuning.checkpointing import (
-    ATTENTION, OnDevice, OnHost, offload_saved_tensors, recompute_layers, recompute_parts)
+from sft_nb.model.finetuning.checkpointing import ATTENTION, OnDevice, recompute_layers, recompute_parts
 from sft_nb.extras import cuda_graphs
+from sft_nb.extras.offloading import offload_saved_tensors, OnHost
 from sft_nb.model.generation import Decoder
 from sft_nb.extras.fsdp import shard, whole_weights
 from sft_nb.training.guards import own_part

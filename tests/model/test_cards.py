@@ -197,13 +197,15 @@ def test_a_grace_hoppers_gpu_memory_is_not_counted_as_the_hosts_too(card, monkey
     assert this_device("cuda", torch.bfloat16).host == 0
 
 
-def test_of_unequal_cards_the_smallest_decides(card):
+def test_of_unequal_cards_the_smallest_decides(card, monkeypatch):
     card("NVIDIA GeForce RTX 4090", 23.6, others=[("NVIDIA GeForce RTX 3060", 11.6), ("NVIDIA L4", 22.)])
     assert this_device("cuda", torch.bfloat16).name == "rtx4090-24gb"
     both = this_device("cuda", torch.bfloat16, processes=2)
     assert (both.name, both.tflops) == ("rtx3060", 42) and both.gib == pytest.approx(11.6)
     card("NVIDIA L4", 22., free=9., others=[("NVIDIA GeForce RTX 4090", 23.6)])
     assert this_device("cuda", torch.bfloat16, processes=2).gib == pytest.approx(9.6)   # what is free of the smallest
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda k=None: (7, 5) if k else (8, 9))
+    assert this_device("cuda", torch.bfloat16).flash and not this_device("cuda", torch.bfloat16, processes=2).flash
 
 
 def test_a_gpu_of_amd_is_measured_and_not_looked_up(card, monkeypatch):
@@ -238,6 +240,12 @@ def test_a_card_without_kernels_in_this_torch_is_refused_with_the_right_wheel(
     with pytest.raises(ConfigError, match="has no kernels for it; one of sm_") as e: choose_device()
     assert advice in str(e.value.fix) and e.value.fix.otherwise
     assert choose_device("cpu")[0] == "cpu"
+
+
+def test_a_new_card_needs_a_driver_that_knows_it(monkeypatch):
+    monkeypatch.setattr(subprocess, "run", smi("Driver Version: 550.1  CUDA Version: 12.4"))
+    assert "torch needs 12.8 or newer" in hardware.torch_for_driver((12, 0))
+    assert "whl/cu126 (the driver" in hardware.torch_for_driver((8, 9))
 
 
 def test_float16_is_offered_where_it_is_measured_to_be_faster(card, monkeypatch):

@@ -14,12 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sft_nb.batches.layout import BatchLengths
 from sft_nb.checks.preflight import same_model
 from sft_nb.config.load import load_config
+from sft_nb.extras import offloading
+from sft_nb.extras.offloading import offload_saved_tensors, OnHost
 from sft_nb.model.finetuning import checkpointing
 from sft_nb.model.adapter import load_model
 from sft_nb.model.attention import announce_documents
 from sft_nb.model.loss import causal_lm
 from sft_nb.model.finetuning.checkpointing import (
-    ATTENTION, offload_saved_tensors, OnDevice, OnHost, parts_of, recompute_layers, recompute_parts, save_memory)
+    ATTENTION, OnDevice, parts_of, recompute_layers, recompute_parts, save_memory)
 from sft_nb.planning.simulate import MemoryTracker, Pass, simulate
 from sft_nb.planning.memory import skeleton
 from sft_nb.base.report import ConfigError
@@ -126,7 +128,7 @@ def test_what_waits_in_host_memory_is_a_copy_of_its_own(monkeypatch):
     assert (nothing, seven) == (None, 7)
 
 
-class Bus(checkpointing.CopyStream):
+class Bus(offloading.CopyStream):
     "Copies that run only when the computation waits for them, so that a missing wait is detected"
     def __init__(self):
         self.under_way, self.waiting, self.queue, self.most, self.ahead = deque(), deque(), deque(), 0, 0
@@ -156,7 +158,7 @@ def on_a_card(monkeypatch)->Bus:
     "Treat every tensor as large and on a GPU with such a bus"
     bus = Bus()
     monkeypatch.setattr(checkpointing, "SMALL", 0)
-    monkeypatch.setattr(checkpointing, "_copy_stream", lambda device: bus)
+    monkeypatch.setattr(offloading, "_copy_stream", lambda device: bus)
     return bus
 
 
@@ -289,6 +291,17 @@ def test_parts_are_for_long_rows_that_are_learned_from(monkeypatch):
     assert calls
 
 
+def test_a_module_with_other_arguments_stays_whole(monkeypatch):
+    shorten(monkeypatch)
+
+    class Scaled(torch.nn.Module):
+        def forward(self, x, scale): return x if scale is None else x * scale
+    x = torch.rand(64, 4, requires_grad=True)
+    for scale in (None, 2., torch.tensor(2.), torch.rand(4)):
+        got = checkpointing._forward_in_parts(Scaled.forward, None, Scaled().train(), x, scale)
+        assert torch.equal(got, x if scale is None else x * scale)
+
+
 def peak(m)->int:
     "Peak bytes of a backward pass, without those allocated before"
     with MemoryTracker() as alive, torch.autocast("cpu", torch.bfloat16):
@@ -353,21 +366,20 @@ def test_a_config_says_what_is_done_and_preflight_leaves_no_trace():
 def test_a_training_keeps_attention_and_ends_in_the_same_weights(tmp_path, monkeypatch):
     "Through train: checkpointing with and without, and without any; dropout is on"
     counts, weights = {}, {}
-    keeps, gives = checkpointing._KeepAttention.__torch_dispatch__, checkpointing._ReplayAttention.__torch_dispatch__
+    dispatch = checkpointing._AttentionMode.__torch_dispatch__
     for name, how in dict(plain=dict(gradient_checkpointing=False), again=dict(keep_attention=False),
                           kept=dict(keep_attention=True)).items():
         seen = counts[name] = []
         def watch(self, f, types, args=(), kwargs=None, seen=seen):
-            if f.name().partition(".")[0] in ATTENTION: seen.append(type(self).__name__)
-            return (keeps if isinstance(self, checkpointing._KeepAttention) else gives)(self, f, types, args, kwargs)
-        monkeypatch.setattr(checkpointing._KeepAttention, "__torch_dispatch__", watch)
-        monkeypatch.setattr(checkpointing._ReplayAttention, "__torch_dispatch__", watch)
+            if f.name().partition(".")[0] in ATTENTION: seen.append(self.is_recomputation)
+            return dispatch(self, f, types, args, kwargs)
+        monkeypatch.setattr(checkpointing._AttentionMode, "__torch_dispatch__", watch)
         cfg = small(tmp_path, max_steps=2, **FEW, lora_dropout=.1, device="cpu", run_name=name,
                     **dict(gradient_checkpointing=True) | how)
         weights[name] = (train(cfg).path/"adapter"/"adapter_model.safetensors").read_bytes()
     assert weights["plain"] == weights["again"] == weights["kept"]
     assert not counts["plain"] and not counts["again"]
-    assert counts["kept"].count("_KeepAttention") == counts["kept"].count("_ReplayAttention") > 0
+    assert counts["kept"].count(False) == counts["kept"].count(True) > 0
 
 
 def test_nothing_is_held_after_the_backward_pass(monkeypatch):

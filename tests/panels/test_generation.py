@@ -9,6 +9,7 @@ import torch
 from learner import small
 
 from sft_nb.config.load import load_config
+from sft_nb.extras.kept_answers import KeptAnswers
 from sft_nb.model.generation import Generation, generate
 from sft_nb.panels.conversation import GenerationState, Turn, question_of, turn_html, with_system_prompt
 from sft_nb.panels.generation import GenerationPanel
@@ -196,24 +197,32 @@ def test_checkpoints_and_other_runs_share_one_base(learned, tmp_path):
 
 
 def test_thumbs_are_lines_that_preference_trainers_read(learned, asked):
-    file = learned.path/"preferences.jsonl"
+    file, kept = learned.path/"preferences.jsonl", KeptAnswers(asked)
     file.write_text("not ours\n")
     turn = asked.ask("Hello", max_new_tokens=3)
     for name, text in (("base", "no"), ("adapter", "yes")): turn.replies[name].text = text
-    asked.rate("adapter", "good")
-    asked.rate("base", "bad")
+    kept.rate("adapter", "good")
+    kept.rate("base", "bad")
     first, line = file.read_text().splitlines()
     pair = json.loads(line)
     assert first == "not ours" and pair["chosen"][0]["content"] == "yes" and pair["rejected"][0]["content"] == "no"
     assert {"prompt", "chosen_model", "rejected_model", "time", "id", "sampling"} <= {*pair}
-    asked.rate("base", "good")   # two good ones are no pair
+    kept.rate("base", "good")   # two good ones are no pair
     assert [json.loads(x)["label"] for x in file.read_text().splitlines()[1:]] == [True, True]
-    asked.rate("base", "good")
-    asked.rate("adapter", "good")
+    kept.rate("base", "good")
+    kept.rate("adapter", "good")
     assert file.read_text() == "not ours\n"
-    with pytest.raises(ConfigError, match="nobody has not answered"): asked.rate("nobody", "good")
+    with pytest.raises(ConfigError, match="nobody has not answered"): kept.rate("nobody", "good")
     file.unlink()
     asked.new()
+
+
+def test_without_the_extras_nothing_can_be_kept(learned, monkeypatch):
+    monkeypatch.setattr("sft_nb.panels.generation.extension", lambda kind: None)
+    panel = GenerationPanel(learned, "base", thread=False)
+    panel.controls.ask.click()
+    assert "class='sft-base'" in panel.to_html() and panel.controls.thumbs == []
+    assert panel.controls.keep.hidden and panel.controls.ask_set.hidden
 
 
 def test_answers_that_follow_different_words_are_no_pair(asked):
@@ -221,7 +230,8 @@ def test_answers_that_follow_different_words_are_no_pair(asked):
     first, second = asked.begin("First"), asked.begin("Second")
     for reply, text in zip(first.replies.values(), ("a", "b")): reply.text = text
     for reply, rating in zip(second.replies.values(), ("good", "bad")): reply.text, reply.rating = "c", rating
-    assert [sorted({"label", "chosen"} & {*line}) for line in asked.preferences(second)] == [["label"], ["label"]]
+    lines = KeptAnswers(asked).preferences(second)
+    assert [sorted({"label", "chosen"} & {*line}) for line in lines] == [["label"], ["label"]]
     asked.new()
 
 
@@ -254,8 +264,8 @@ def test_the_panel_answers_in_a_thread(learned):
     assert [b.label for b in c.thumbs] == [
         "rate base good", "rate base bad", "rate adapter good", "rate adapter bad"]
     panel.state.turns[-1].replies["base"].text = ""
-    panel._offer_thumbs()
-    assert [b.label for b in c.thumbs] == ["rate adapter good", "rate adapter bad"]   # nothing is rated
+    rated = [button.label for button in panel.kept.thumbs(panel._try)]
+    assert rated == ["rate adapter good", "rate adapter bad"]   # nothing is rated
     c.models.value = ("checkpoint-1",)
     assert panel.state.names == ["checkpoint-1"] and "nothing has been asked yet" in panel.to_html()
     c.row.value = 99
@@ -321,14 +331,14 @@ def test_a_prompt_set_is_kept_asked_of_every_checkpoint_and_exported(trained, tm
     c.prompt.value = " "
     c.keep.click()
     assert "the prompt is empty" in panel.error
-    assert [p["prompt"] for p in panel.state.kept_prompts()] == ["What is 2 + 3?", "<b>What</b> is 4 + 5?"]
+    assert [p["prompt"] for p in panel.kept.prompts()] == ["What is 2 + 3?", "<b>What</b> is 4 + 5?"]
     c.ask_set.click()
     lines = [json.loads(line) for line in (copy/"prompt-answers.jsonl").read_text().splitlines()]
     assert [[*line["answers"]] for line in lines] == [names_in(panel.state.run)] * 2
     assert "&lt;b&gt;What" in panel.to_html() and "<b>What" not in panel.to_html()
     assert not c.ask.disabled and not panel.writing
     reopened = GenerationPanel(copy, thread=False)             # another session finds the same set
-    assert len(reopened.state.kept_prompts()) == 2
+    assert len(reopened.kept.prompts()) == 2
     (copy/"prompts.jsonl").write_text('\n{"prompt": "good"}\n{"prompt": 3}\n')
     reopened.controls.ask_set.click()
     assert "line 3" in reopened.error and "there is no prompt in it" in reopened.error

@@ -1,13 +1,17 @@
 """DataPanel: what a list shows about its rows, and what it shows if empty."""
 import json
+import math
 from dataclasses import replace
+from datetime import date
 
+import numpy as np
 import pytest
 
 from sft_nb.base.report import SftError
 from sft_nb.config.load import load_config
 from sft_nb.panels.batches import BatchPanel
-from sft_nb.panels.rows import DataPanel
+from sft_nb.panels.rows import DataPanel, Marks
+from sft_nb.rows.sources import Mixture, open_rows, row_key
 from sft_nb.runs.directory import create_run
 from sft_nb.tokens.prepare import prepare
 
@@ -116,16 +120,46 @@ def test_marks_are_kept_and_left_out_of_the_next_run(tmp_path):
     assert any("none of the rows equals one in" in str(f) for f in unchanged.report.findings)
 
 
-def test_rows_to_drop_are_those_of_the_run(tmp_path):
-    rows, file = [dict(question=f"{k}?", answer=f"{k}") for k in range(5)], tmp_path/"wrong.jsonl"
+@pytest.mark.parametrize("row", [
+    dict(a=(1, 2)), dict(a={1: 2, "b": 3}), dict(a=math.nan, b=-0.), dict(a=np.float32(.1), b=[np.int64(3)]),
+    dict(a=date(2024, 1, 1), b="\ud800 \u2028")], ids=str)
+def test_a_row_is_known_again_after_it_was_written(row, tmp_path):
+    marks = Marks(tmp_path/"marked.jsonl")
+    (_, row), = Mixture(open_rows([row]))
+    marks.toggle([row])
+    assert row in Marks(marks.file) and [row_key(r) for _, r in Mixture(open_rows(marks.file))] == [row_key(row)]
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_rows_to_drop_are_those_that_the_run_left_out(in_memory, tmp_path, monkeypatch):
+    rows = [dict(question=f"{k}?", answer=f"{k}") for k in range(5)]
+    file, train = tmp_path/"wrong.jsonl", tmp_path/"train.jsonl"
+    train.write_text("".join(json.dumps(row) + "\n" for row in rows))
     file.write_text(json.dumps(rows[1]))
-    cfg = load_config("demo", task="chat", eval_samples=0, runs_dir=str(tmp_path), drop_rows=str(file))
-    data = prepare(cfg, train=rows)
+    given = dict(train=rows) if in_memory else {}
+    cfg = load_config("demo", task="chat", eval_samples=0, runs_dir=str(tmp_path), drop_rows=str(file),
+                      train_file=None if in_memory else str(train))
+    data = prepare(cfg, **given)
     run = create_run(data.cfg, data=data)
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))   # marked later
-    assert prepare(run.config).train.fingerprint == data.train.fingerprint
-    with pytest.raises(SftError, match="5 listed in drop_rows; .* Fix: drop_rows=None"): prepare(data.cfg, train=rows)
-    with pytest.raises(SftError, match="there is no such file"): prepare(replace(cfg, drop_rows="no.jsonl"), train=rows)
+    with monkeypatch.context() as m:
+        m.setattr("sft_nb.tokens.prepare._write_side", lambda *_: pytest.fail("its tokens are there already"))
+        assert prepare(run.config).train.fingerprint == data.train.fingerprint
+    for change in (lambda: file.write_text(train.read_text()), file.unlink):   # between preparation and start
+        change()
+        run = create_run(data.cfg, data=data)
+        assert prepare(run.config).train.fingerprint == data.train.fingerprint
+    file.write_text(train.read_text())
+    with pytest.raises(SftError, match="5 listed in drop_rows; .* Fix: drop_rows=None"): prepare(data.cfg, **given)
+    with pytest.raises(SftError, match="there is no such file"): prepare(replace(cfg, drop_rows="no.jsonl"), **given)
+    file.write_text('{"question": "6?", "answer": "6"}')
+    data = prepare(cfg, **given)
+    assert create_run(data.cfg, data=data).config.drop_rows is None   # nothing was left out
+    if in_memory: return
+    file.write_text(json.dumps(rows[2]))
+    data = prepare(cfg)
+    train.write_text(json.dumps(rows[0]))   # other rows now
+    run = create_run(data.cfg, data=data)
+    assert prepare(run.config).train.fingerprint != data.train.fingerprint == run.fingerprint("train")
 
 
 def test_lengths_of_several_magnitudes_are_in_bars_of_equal_ratio():

@@ -52,11 +52,13 @@ def borders(batch)->list[int]:
 
 
 def assert_shown(state:BatchState, batch:dict)->None:
-    assert state.tokens == batch["input_ids"].tolist()
-    assert state.labels == batch["labels"].tolist()
-    assert state.borders == borders(batch)
-    if "position_ids" in batch: assert state.positions == batch["position_ids"].tolist()
-    else: assert state.positions == [[*range(batch["input_ids"].shape[1])]] * len(batch["input_ids"])
+    documents = state.documents()
+    assert [id for d in documents for id in d.ids] == batch["input_ids"].flatten().tolist()
+    assert [label for d in documents for label in d.labels] == batch["labels"].flatten().tolist()
+    assert [0, *accumulate(d.n for d in documents)] == borders(batch)
+    positions = [p for d in documents for p in d.positions]
+    if "position_ids" in batch: assert positions == batch["position_ids"].flatten().tolist()
+    else: assert positions == [*range(batch["input_ids"].shape[1])] * len(batch["input_ids"])
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
@@ -107,7 +109,7 @@ def test_a_row_that_only_fills_a_batch_says_so(monkeypatch):
     cfg = load_config("demo", max_samples=3, per_device_train_batch_size=1, num_processes=2)
     state = BatchState(prepare(cfg)).move(index=1)   # three rows, two processes: the fourth batch repeats a row
     assert state.numbers[0] < 0 and state.names()[0].endswith(", without its labels")
-    assert {label for row in state.labels for label in row} == {-100}
+    assert {label for document in state.documents() for label in document.labels} == {-100}
 
 
 def test_a_split_that_is_not_there():

@@ -13,7 +13,8 @@ from sft_nb.config.load import load_config
 from sft_nb.model.hardware import DEVICES, find_device, find_hardware
 from sft_nb.planning.memory import skeleton
 from sft_nb.planning.plan import plan, with_plan, without_plan
-from sft_nb.planning.search import _READ_BY_SKELETON, Planner, RowLengths
+from sft_nb.planning import search
+from sft_nb.planning.search import _READ_BY_SKELETON, memory_strategies, Planner, RowLengths
 from sft_nb.planning.simulate import footprint
 from sft_nb.base.report import ConfigError, SftError, edit
 from sft_nb.runs.directory import create_run, open_run
@@ -107,6 +108,17 @@ def test_attention_is_kept_where_that_is_faster_and_fits(tmp_path):
     assert decided([8192] * 8, kernels="compile") == (False, "auto: this attention's output cannot be kept")
     assert decided([900] * 8, gradient_checkpointing=False) == (False, "auto: nothing is recomputed")
     assert decided([900] * 8, keep_attention=True) == (True, "as configured")
+
+
+def test_without_the_extras_nothing_is_offloaded(monkeypatch):
+    cfg, card = load_config("demo", gradient_checkpointing=True), replace(find_device("l4-24gb"), host=100.)
+    def offloads()->bool: return any(way.offloading for way in memory_strategies(cfg, card))
+    assert offloads()
+    monkeypatch.setattr(search, "extension", lambda kind: None)
+    assert not offloads()
+    monkeypatch.setattr("sft_nb.base.extensions.extension", lambda kind: None)
+    cfg = replace(cfg, activation_offloading=True)
+    with pytest.raises(ConfigError, match="activation_offloading: it needs sft_nb.extras"): offloads()
 
 
 def test_offloading_needs_a_gpu():

@@ -1,4 +1,5 @@
 """What is wrong with a row stops the preparation with its place, or is counted; it is never another error than ours."""
+import json
 import multiprocessing
 import os
 import signal
@@ -160,8 +161,11 @@ def many(tokenizer, workers, rows=None, **more):
     return prepare(no_eval(**how | more, num_workers=workers), tokenizer, train=(r for r in rows))
 
 
-def test_any_number_of_processes_writes_the_same_bytes(tokenizer, small_blocks):
-    one, two, five = (many(tokenizer, n) for n in (1, 2, 5))
+def test_any_number_of_processes_writes_the_same_bytes(tokenizer, small_blocks, tmp_path):
+    listed = tmp_path/"listed.jsonl"
+    listed.write_text(json.dumps(mixed_rows()[250]))
+    one, two, five = (many(tokenizer, n, drop_rows=str(listed)) for n in (1, 2, 5))
+    assert one.train.totals.kinds["listed in drop_rows"] == "listed"
     assert one.train.counts.dropped > 10 < one.train.counts.cut and len(one.train.reasons) > 4
     assert entry(one) == entry(two) == entry(five) and str(one) == str(two) == str(five)
     for name, column in one.train.stats.items(): assert (column == five.train.stats[name]).all()

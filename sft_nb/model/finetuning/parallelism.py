@@ -42,7 +42,6 @@ def check_division(
     if cfg.fsdp: need_extension("parallelism", "fsdp", edit(fsdp=False)).check_fsdp(cfg)
     if cfg.deepspeed is not None: need_extension("deepspeed", "deepspeed", edit(deepspeed=None)).check_deepspeed(cfg)
 
-# %% ../../../nbs/06_model/09_finetuning/00_parallelism.ipynb #dvfsdp02
 def check_several(
     cfg:Config,
     processes:int,   # number that a launcher started
