@@ -464,6 +464,7 @@ def test_an_example_of_a_needed_number(capsys):
 @pytest.mark.parametrize("line, says", [
     ("compare a b --among " + "9" * 400, "among is an integer of more than 63 bits"),
     ("verdict a --min-gain nan", "min_gain = nan is not a finite number; min_gain takes a number. Fix: --min-gain 0"),
+    ("generate a hi --seed " + "9" * 30, "seed is an integer of more than 63 bits"),
     ("generate a hi --temperature inf", "temperature = inf is not a finite number"),
     ("plan --lengths " + "9" * 30, "lengths is an integer of more than 63 bits")])
 def test_numbers_that_cannot_be_used(line, says, capsys):

@@ -273,12 +273,12 @@ def _find_fault(kind, typed:str, texts:list[str])->ConfigError|None:
         return ConfigError(_LINE, found, expected, _example_line(kind, texts))
     wrong = next((text for text in texts if not _can_read(text, kind.type)), None)
     if wrong is not None: return kind.wrong_type(wrong, _LINE)
-    if kind.name in SETTINGS: return None   # `load_config` looks at the value
+    if kind is SETTINGS.get(kind.name): return None   # `load_config` looks at the value
     number = next((t for t in (int, float) if t in (kind.type, *get_args(kind.type), *_items_of(kind.type))), None)
     values = [number(text) for text in texts if number and _can_read(text, number)]
     unusable = next((v for v in values if not fits_type(v, number)), None)
     if unusable is not None: return kind.wrong_type(unusable, _LINE)
-    negative = kind.type is int and values[0] < 0
+    negative = kind.name not in SETTINGS and kind.type is int and values[0] < 0
     if negative: return ConfigError(_LINE, f"{typed} is {texts[0]}", "0 or more", edit(**{kind.name: kind.default}))
 
 # %% ../../nbs/15_cli/00_options.ipynb #01ba2a03
