@@ -34,7 +34,7 @@ from ..model.load import load_base, quiet
 from ..workbench import Workbench
 from ..checks.preflight import preflight
 from ..runs.directory import Run
-from ..runs.names import run_folders
+from ..runs.names import check_name, run_folders
 from ..runs.status import ACTIVE
 from ..training.train import raise_if_failed, resume, train
 from ..evaluation.statistics import correct_for_choice
@@ -486,6 +486,7 @@ def search(
     **values:Sequence|str,        # setting -> list of values, or a range: learning_rate="1e-5..1e-3"
 )->Search:
     "Train with each combination and score it on held-out rows; the same call continues a search that was stopped"
+    check_name(name, "name")
     cfg, data = config_and_data(cfg)
     space = search_space(cfg, values)
     is_grid = sampler == "grid"

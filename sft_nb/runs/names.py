@@ -20,12 +20,13 @@ def _nearest_allowed_name(name:str)->str:
 
 def check_name(
     name:str,
+    setting:str="run_name",   # by which it was given
 )->None:
-    "ConfigError for what cannot be the name of a run"
+    "ConfigError for what cannot be the name of a run, or of a folder of runs"
     if _NAME.fullmatch(name): return
     expected = "letters, digits and . _ -, at most 100, with a letter or a digit first"
     found = f"{name[:100]!r} cannot be the name of a run"
-    raise ConfigError("run_name", found, expected, edit(run_name=_nearest_allowed_name(name)))
+    raise ConfigError(setting, found, expected, edit(**{setting: _nearest_allowed_name(name)}))
 
 # %% ../../nbs/10_runs/06_names.ipynb #ref00004
 _SIDES = ("train", "training", "data", "dataset", "rows", "messages")   # words in file names that are not the subject

@@ -127,6 +127,7 @@ def test_seeds_that_decide_the_rows_are_refused(cfg):
 @pytest.mark.parametrize("line, text", [
     (dict(), "no values are named"), (dict(learning_rate="1e-4..1e-2"), "sampler=.tpe."),
     (dict(learning_rate="-" * 20_000 + "1..2"), "a list of values, or a range"),
+    (dict(name="../x", lora_r=[4, 8]), "name: '../x' cannot be .*Fix: name='x'"),
     (dict(learning_rate=[1e-3], trials=3), "as many runs as there are"),
     (dict(eval_file=["a", "b"]), "which rows are scored"),
     (dict(learning_rate=[1e-3], sampler="best"), "not a sampler")])
