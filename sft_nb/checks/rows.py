@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['Survey', 'survey', 'check_prepared', 'check_kept', 'check_held_out', 'check_near_duplicates', 'check_row_lengths',
-           'check_best_figure', 'check_score', 'check_masked', 'check_ends', 'check_bos', 'check_ids', 'check_pad',
-           'prompts_differ', 'check_prompts', 'check_shapes', 'check_mask', 'check_positions', 'check_padding',
-           'check_labels', 'check_supervised']
+           'held_out_figures', 'check_best_figure', 'check_score', 'check_masked', 'check_ends', 'check_bos',
+           'check_ids', 'check_pad', 'prompts_differ', 'check_prompts', 'check_shapes', 'check_mask', 'check_positions',
+           'check_padding', 'check_labels', 'check_supervised']
 
 # %% ../../nbs/09_checks/02_rows.ipynb #e84f67d2
 import difflib
@@ -123,6 +123,14 @@ def _first_held_out(data:Data)->tuple[str,dict,list[dict]]:
     place, row = next(islice(iter(data.eval.source), int(data.eval.stats["row"][0]), None))
     return place, row, conversation(data.task, row, place, data.cfg)
 
+def held_out_figures(data:Data)->list[str]|None:
+    "The figures of answers to held-out rows, as far as the task can score one; None: the rows have no prompt"
+    _, row, messages = _first_held_out(data)
+    if len(messages) < 2: return None
+    scored = [row_to_score(data.task, row, messages)]
+    known = [*figure_names(data.task, scored), *figure_names(data.task, scored, [messages[-1]["content"]])]
+    return [*dict.fromkeys(known), "ended"] if known else []
+
 @check("data")
 def check_best_figure(
     data:Data,
@@ -131,14 +139,11 @@ def check_best_figure(
     "answers have the figure by which checkpoints are ranked"
     figure = metric_for_best_model
     if figure == "loss" or data.eval is None: return None
-    _, row, messages = _first_held_out(data)
-    if len(messages) < 2:
+    known = held_out_figures(data)
+    if known is None:
         text = f"metric_for_best_model is {figure!r}, and the held-out rows have no prompt to answer"
         return warn(text, edit(metric_for_best_model="loss"))
-    scored = [row_to_score(data.task, row, messages)]
-    known = figure_names(data.task, scored)
-    known += [name for name in figure_names(data.task, scored, [messages[-1]["content"]]) if name not in known]
-    if figure in (*known, "ended") or not known: return None
+    if figure in known or not known: return None
     near = difflib.get_close_matches(figure, known, 1) or ["f1" if "f1" in known else "accuracy"]
     text = f"metric_for_best_model is {figure!r}, and answers to task {data.task.name} have {', '.join(known)}"
     chooses = load_best_model_at_end or early_stopping_patience

@@ -7,7 +7,7 @@ __all__ = ['ValueRange', 'search_space', 'Trial', 'next_in_grid', 'next_from_opt
            'Search', 'search']
 
 # %% ../../nbs/16_extras/19_search.ipynb #srch0003
-import ast, itertools, json, math, re, shutil
+import ast, difflib, itertools, json, math, re, shutil
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -33,6 +33,7 @@ from ..model.precision import use_kernels
 from ..model.load import load_base, quiet
 from ..workbench import Workbench
 from ..checks.preflight import preflight
+from ..checks.rows import held_out_figures
 from ..runs.directory import Run
 from ..runs.names import check_name, run_folders
 from ..runs.status import ACTIVE
@@ -508,6 +509,10 @@ def search(
     data = data or prepare(cfg)
     if isinstance(seeds := space.get("seed"), list):   # refused now, where a seed decides which rows there are
         for seed in seeds: with_data(replace(cfg, seed=seed), data)
+    known = held_out_figures(data) if by != "loss" and data.eval else None
+    if known and by not in known:
+        near = difflib.get_close_matches(by, known, 1) or [known[0]]
+        raise ConfigError("search", f"answers have no {by!r}", f"loss, {', '.join(known)}", edit(by=near[0]))
     if cfg.preflight and not run_folders(folder):
         first = {n: some.low if isinstance(some, ValueRange) else some[0] for n, some in space.items()}
         checked = preflight(Workbench(load_config(cfg, **first), data=data))

@@ -130,6 +130,7 @@ def test_seeds_that_decide_the_rows_are_refused(cfg):
     (dict(name="../x", lora_r=[4, 8]), "name: '../x' cannot be .*Fix: name='x'"),
     (dict(learning_rate=[1e-3], trials=3), "as many runs as there are"),
     (dict(eval_file=["a", "b"]), "which rows are scored"),
+    (dict(lora_r=[4, 8], by="acuracy"), "answers have no 'acuracy'; loss, .*Fix: by='accuracy'"),
     (dict(learning_rate=[1e-3], sampler="best"), "not a sampler")])
 def test_what_cannot_be_searched(cfg, line, text):
     with pytest.raises(ConfigError, match=text): search(cfg, **line)
