@@ -10,8 +10,8 @@ PUBLIC = {"losses": "LossState LossPanel", "plan_panel": "PlanState PlanPanel", 
 # modules that stand here, by their names in older versions
 OLDER = {f"sft_nb.{part}.{module}": module for part, modules in {
     "evaluation": "openai_client search", "panels": "html_report losses", "rows": "proposals texts tool_calls",
-    "batches": "states", "model": "cpu_cross_entropy fsdp kernels own_model sequence_parallel", "tokens": "template_cache",
-    "proof": "folder_checks gguf_checks server_checks"}.items() for module in modules.split()} | {
+    "batches": "states", "model": "cpu_cross_entropy fsdp kernels own_model sequence_parallel",
+    "tokens": "template_cache", "proof": "folder_checks gguf_checks server_checks"}.items() for module in modules.split()} | {
     "sft_nb.panels.plan": "plan_panel"} | {
     f"sft_nb.tasks.{name}": f"tasks.{name}" for name in "nli summarize tools translate units".split()}
 

@@ -8,7 +8,7 @@ __all__ = ['ValueRange', 'search_space', 'Trial', 'next_in_grid', 'next_from_opt
 
 # %% ../../nbs/16_extras/19_search.ipynb #srch0003
 import ast, difflib, itertools, json, math, re, shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -113,6 +113,14 @@ def _as_distribution(some:list|ValueRange):
 
 _NEED_ARGUMENTS = ("BaseSampler", "GridSampler", "PartialFixedSampler", "BruteForceSampler")
 
+def _find_sampler(name:str)->Callable:
+    "A class of Optuna's samplers; ConfigError for an unknown one"
+    import optuna
+    known = {kind.removesuffix("Sampler").lower(): sampler for kind, sampler in vars(optuna.samplers).items()
+             if kind.endswith("Sampler") and kind not in _NEED_ARGUMENTS}
+    if name.lower() in known: return known[name.lower()]
+    raise ConfigError("search", f"{name!r} is not a sampler", f"grid, {', '.join(sorted(known))}", edit(sampler="tpe"))
+
 def next_from_optuna(
     space:dict[str,list|ValueRange],
     trials:list[Trial],   # so far
@@ -122,13 +130,8 @@ def next_from_optuna(
     "The combination that a sampler of Optuna proposes; ConfigError for an unknown sampler"
     import optuna
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    known = {name.removesuffix("Sampler").lower(): kind for name, kind in vars(optuna.samplers).items()
-             if name.endswith("Sampler") and name not in _NEED_ARGUMENTS}
-    if sampler.lower() not in known:
-        expected = f"grid, {', '.join(sorted(known))}"
-        raise ConfigError("search", f"{sampler!r} is not a sampler", expected, edit(sampler="tpe"))
     distributions = {name: _as_distribution(some) for name, some in space.items()}
-    study = optuna.create_study(direction="maximize", sampler=known[sampler.lower()](seed=seed + len(trials)))
+    study = optuna.create_study(direction="maximize", sampler=_find_sampler(sampler)(seed=seed + len(trials)))
     for t in trials:
         params = {name: space[name].index(v) if isinstance(space[name], list) else v for name, v in t.values.items()}
         state = "FAIL" if t.score is None else "COMPLETE"
@@ -501,11 +504,11 @@ def search(
     if not is_grid and not is_installed("optuna"):
         fix = command("pip install 'sft_nb[search]'") | edit(sampler="grid")
         raise SftError("search", f"the sampler {sampler!r} needs Optuna, which is not installed", "", fix)
+    if not is_grid: _find_sampler(sampler)   # refused now
     if not cfg.eval_samples:
         raise ConfigError("search", "no rows are held out", "rows to choose by", edit(eval_samples=200))
     folder = Path(cfg.runs_dir)/name
     cfg = replace(cfg, runs_dir=str(folder), run_name=None, eval_steps=cfg.eval_steps or .1)
-    _check_same_search(folder, cfg, by, space)
     data = data or prepare(cfg)
     if isinstance(seeds := space.get("seed"), list):   # refused now, where a seed decides which rows there are
         for seed in seeds: with_data(replace(cfg, seed=seed), data)
@@ -513,6 +516,7 @@ def search(
     if known and by not in known:
         near = difflib.get_close_matches(by, known, 1) or [known[0]]
         raise ConfigError("search", f"answers have no {by!r}", f"loss, {', '.join(known)}", edit(by=near[0]))
+    _check_same_search(folder, cfg, by, space)   # and write down what it is, which a refused search must not
     if cfg.preflight and not run_folders(folder):
         first = {n: some.low if isinstance(some, ValueRange) else some[0] for n, some in space.items()}
         checked = preflight(Workbench(load_config(cfg, **first), data=data))

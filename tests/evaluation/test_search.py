@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from sft_nb import load_config, SftError, train
@@ -134,6 +135,7 @@ def test_seeds_that_decide_the_rows_are_refused(cfg):
     (dict(learning_rate=[1e-3], sampler="best"), "not a sampler")])
 def test_what_cannot_be_searched(cfg, line, text):
     with pytest.raises(ConfigError, match=text): search(cfg, **line)
+    assert not list(Path(cfg.runs_dir).glob("**/search.json"))   # which would refuse the corrected call
 
 
 def test_rows_to_choose_by_are_needed(cfg):
