@@ -109,7 +109,7 @@ def all_panels(run, live, folder:Path)->dict:
     "Name of a panel -> its states, each with a function that creates it"
     from sft_nb.config.load import load_config
     from sft_nb.panels.batches import BatchPanel
-    from sft_nb.panels.evaluation import EvalPanel
+    from sft_nb.extras.eval_panel import EvalPanel
     from sft_nb.panels.generation import GenerationPanel
     from sft_nb.extras.losses import LossPanel
     from sft_nb.extras.plan_panel import PlanPanel

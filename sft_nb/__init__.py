@@ -54,7 +54,6 @@ _NAMES = {
     "panels.run": "RunPanel",
     "panels.conversation": "GenerationState",
     "panels.generation": "GenerationPanel",
-    "panels.evaluation": "EvalState EvalPanel",
 } | (_extension("public_names") or {})
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 _missing = _note_missing("public_names", "other names are in")

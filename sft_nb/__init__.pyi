@@ -96,12 +96,12 @@ from sft_nb.panels.run_state import RunState as RunState
 from sft_nb.panels.run import RunPanel as RunPanel
 from sft_nb.panels.conversation import GenerationState as GenerationState
 from sft_nb.panels.generation import GenerationPanel as GenerationPanel
-from sft_nb.panels.evaluation import EvalState as EvalState
-from sft_nb.panels.evaluation import EvalPanel as EvalPanel
 from sft_nb.extras.losses import LossState as LossState
 from sft_nb.extras.losses import LossPanel as LossPanel
 from sft_nb.extras.plan_panel import PlanState as PlanState
 from sft_nb.extras.plan_panel import PlanPanel as PlanPanel
+from sft_nb.extras.eval_panel import EvalState as EvalState
+from sft_nb.extras.eval_panel import EvalPanel as EvalPanel
 from sft_nb.extras.html_report import run_page as run_page
 from sft_nb.extras.gguf_checks import gguf_adapter as gguf_adapter
 from sft_nb.extras.search import Search as Search
@@ -113,4 +113,4 @@ from sft_nb.extras.card import write_card as write_card
 from sft_nb.extras.verify import verify as verify
 
 __version__: str
-__all__ = ['SftError', 'ConfigError', 'Finding', 'Report', 'Config', 'load_config', 'save_config', 'config_names', 'table', 'detect', 'to_messages', 'open_rows', 'read_rows', 'Task', 'Score', 'get_task', 'task', 'task_names', 'final_number', 'load_tokenizer', 'choose_pad', 'Template', 'split_conversation', 'encode', 'encode_prompts', 'end_ids', 'conversation', 'Data', 'Split', 'prepare', 'spans', 'spans_html', 'spans_text', 'DataCollatorForCausalLM', 'DataCollatorFlattening', 'collator_for', 'choose_device', 'choose_dtype', 'DEVICES', 'find_device', 'audit', 'cast_head', 'norms_to_float32', 'adapters_to_float32', 'autocast_forward', 'choose_attention', 'varlen_attention', 'add_supervised_loss', 'chunked_cross_entropy', 'load_base', 'guard_4bit', 'count_parameters', 'load_model', 'load_adapter', 'add_adapter', 'Generation', 'generate', 'Plan', 'plan', 'Workbench', 'resolve', 'preflight', 'Run', 'plot', 'list_runs', 'train', 'resume', 'build_trainer', 'launch', 'wilson', 'mean_interval', 'difference', 'rows_needed', 'detectable', 'Answer', 'Scores', 'Forgetting', 'Evaluation', 'evaluate', 'Sweep', 'sweep', 'Verdict', 'verdict', 'merge', 'probe', 'parity', 'Proof', 'prove', 'BatchState', 'BatchPanel', 'DataState', 'DataPanel', 'RunState', 'RunPanel', 'GenerationState', 'GenerationPanel', 'EvalState', 'EvalPanel', 'LossState', 'LossPanel', 'PlanState', 'PlanPanel', 'run_page', 'gguf_adapter', 'Search', 'search', 'compare', 'explain', 'make_card', 'write_card', 'verify']
+__all__ = ['SftError', 'ConfigError', 'Finding', 'Report', 'Config', 'load_config', 'save_config', 'config_names', 'table', 'detect', 'to_messages', 'open_rows', 'read_rows', 'Task', 'Score', 'get_task', 'task', 'task_names', 'final_number', 'load_tokenizer', 'choose_pad', 'Template', 'split_conversation', 'encode', 'encode_prompts', 'end_ids', 'conversation', 'Data', 'Split', 'prepare', 'spans', 'spans_html', 'spans_text', 'DataCollatorForCausalLM', 'DataCollatorFlattening', 'collator_for', 'choose_device', 'choose_dtype', 'DEVICES', 'find_device', 'audit', 'cast_head', 'norms_to_float32', 'adapters_to_float32', 'autocast_forward', 'choose_attention', 'varlen_attention', 'add_supervised_loss', 'chunked_cross_entropy', 'load_base', 'guard_4bit', 'count_parameters', 'load_model', 'load_adapter', 'add_adapter', 'Generation', 'generate', 'Plan', 'plan', 'Workbench', 'resolve', 'preflight', 'Run', 'plot', 'list_runs', 'train', 'resume', 'build_trainer', 'launch', 'wilson', 'mean_interval', 'difference', 'rows_needed', 'detectable', 'Answer', 'Scores', 'Forgetting', 'Evaluation', 'evaluate', 'Sweep', 'sweep', 'Verdict', 'verdict', 'merge', 'probe', 'parity', 'Proof', 'prove', 'BatchState', 'BatchPanel', 'DataState', 'DataPanel', 'RunState', 'RunPanel', 'GenerationState', 'GenerationPanel', 'LossState', 'LossPanel', 'PlanState', 'PlanPanel', 'EvalState', 'EvalPanel', 'run_page', 'gguf_adapter', 'Search', 'search', 'compare', 'explain', 'make_card', 'write_card', 'verify']

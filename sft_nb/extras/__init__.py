@@ -3,8 +3,8 @@ from functools import partial
 from importlib import import_module
 
 # module here -> its names that are public names of `sft_nb`
-PUBLIC = {"losses": "LossState LossPanel", "plan_panel": "PlanState PlanPanel", "html_report": "run_page",
-          "gguf_checks": "gguf_adapter", "search": "Search search",
+PUBLIC = {"losses": "LossState LossPanel", "plan_panel": "PlanState PlanPanel", "eval_panel": "EvalState EvalPanel",
+          "html_report": "run_page", "gguf_checks": "gguf_adapter", "search": "Search search",
           "compare": "compare", "explain": "explain", "card": "make_card write_card", "verify": "verify"}
 
 # modules that stand here, by their names in older versions
@@ -12,7 +12,8 @@ OLDER = {f"sft_nb.{part}.{module}": module for part, modules in {
     "evaluation": "openai_client search", "panels": "html_report losses", "rows": "proposals texts tool_calls",
     "batches": "states", "model": "cpu_cross_entropy fsdp kernels own_model sequence_parallel",
     "tokens": "template_cache", "proof": "folder_checks gguf_checks server_checks"}.items() for module in modules.split()} | {
-    "sft_nb.panels.plan": "plan_panel"} | {
+    "sft_nb.panels.plan": "plan_panel", "sft_nb.panels.evaluation": "eval_panel",
+    "sft_nb.panels.intervals": "eval_panel"} | {
     f"sft_nb.tasks.{name}": f"tasks.{name}" for name in "nli summarize tools translate units".split()}
 
 

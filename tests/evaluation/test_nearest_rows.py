@@ -13,7 +13,7 @@ from sft_nb.evaluation.evaluate import Evaluation
 from sft_nb.evaluation.generations import Answer, Scores
 from sft_nb.evaluation.sweep import Sweep
 from sft_nb.extras import nearest_rows as near
-from sft_nb.panels.evaluation import EvalPanel
+from sft_nb.extras.eval_panel import EvalPanel
 from sft_nb.tokens.prepare import prepare
 from sft_nb.training.train import train
 from sft_nb.workbench import Workbench

@@ -254,7 +254,7 @@ def test_what_is_kept_survives_a_line_that_was_cut(tmp_path, run):
 # --- a training that was continued after its checkpoints were scored
 
 def test_a_verdict_does_not_quote_a_sweep_that_knows_fewer_checkpoints_than_the_run(undisturbed, tmp_path):
-    from sft_nb.panels.evaluation import EvalState
+    from sft_nb.extras.eval_panel import EvalState
     from sft_nb.extras.html_report import scores_part
     from sft_nb.runs.summary import summary
     from sft_nb.training.train import resume

@@ -13,7 +13,7 @@ from sft_nb.evaluation.trivial import Baselines, find_trivial, trivial_answers
 from sft_nb.evaluation.verdict import decide, verdict
 from sft_nb.extras.compare import compare, Comparison
 from sft_nb.model.generation import Generation
-from sft_nb.panels.evaluation import EvalState
+from sft_nb.extras.eval_panel import EvalState
 from sft_nb.tasks.core import task_of
 from sft_nb.tasks.metrics import measure_answers
 

@@ -268,7 +268,7 @@ def test_saved_pictures_that_are_neither_trusted_nor_run_can_be_read(lab):
     from playwright.sync_api import expect, sync_playwright
     address, root = lab
     with sync_playwright() as p, p.chromium.launch(executable_path=CHROMIUM, args=FLAGS) as browser:
-        for name in ("16_extras/07_plan_panel.ipynb", "14_panels/04_run.ipynb", "14_panels/10_evaluation.ipynb"):
+        for name in ("16_extras/07_plan_panel.ipynb", "14_panels/04_run.ipynb", "16_extras/57_eval_panel.ipynb"):
             shutil.copy(Path(__file__).parents[2]/"nbs"/name, root)
             page, file = _open(browser, viewport=dict(width=1100, height=1000)), Path(name).name
             page.goto(f"{address.replace('/lab/', f'/lab/workspaces/{file[:4]}/')}/{file}")

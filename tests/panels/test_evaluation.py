@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 
 from sft_nb.config.load import load_config
-from sft_nb.panels.evaluation import EvalPanel, EvalState, FILTERS
+from sft_nb.extras.eval_panel import EvalPanel, EvalState, FILTERS
 from sft_nb.base.report import ConfigError
 from sft_nb.evaluation.generations import Answer, Scores
 from sft_nb.evaluation.sweep import Sweep

@@ -293,7 +293,7 @@ def test_a_run_without_held_out_rows_can_be_asked(learned, tmp_path):
 
 
 def test_a_row_of_the_sweep_is_handed_over(learned):
-    from sft_nb.panels.evaluation import EvalPanel
+    from sft_nb.extras.eval_panel import EvalPanel
     from sft_nb.evaluation.generations import Answer, Scores
     from sft_nb.evaluation.sweep import Sweep
     places = [*GenerationState(learned).rows()][:2] + ["another row"]
