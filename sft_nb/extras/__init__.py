@@ -36,7 +36,6 @@ EXTENSIONS = {
     "nearest_rows": partial(_load_part, "nearest_rows"),
     "replay": partial(_load_part, "replay", "replay"),
     "card": partial(_load_part, "card"),
-    "verify": partial(_load_part, "verify", "verify"),
     "server_evaluator": partial(_load_part, "openai_client", "ServerEvaluator"),
     "gguf_adapter": partial(_load_part, "gguf_checks", "gguf_adapter"),
     "folder_checks": partial(_load_part, "folder_checks"),
