@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FEW_TOKENS', 'LEAST_SECONDS', 'MOST_SHARE', 'IN_PART', 'FromWorkbench', 'prepared', 'RowEvidence', 'BatchEvidence',
-           'LayoutEvidence', 'LossEvidence', 'TimedEvidence', 'StepEvidence', 'Evidence', 'same_rng_state',
-           'same_model', 'run_checks', 'training_summary', 'preflight_figures', 'preflight']
+           'LossEvidence', 'TimedEvidence', 'Evidence', 'same_rng_state', 'same_model', 'run_checks',
+           'training_summary', 'preflight_figures', 'preflight']
 
 # %% ../../nbs/09_checks/06_preflight.ipynb #ff081073
 import math, random, time
@@ -147,7 +147,7 @@ FEW_TOKENS = 256   # of the few rows that are processed again and again
 _FIRST = 64        # rows from which they are chosen
 
 class BatchEvidence(RowEvidence):
-    "Evidence about the first batches of training"
+    "Evidence about the first batches of training, and a few rows in several layouts"
     @property
     def layout(self)->Layout:
         "The layout of the training batches, chosen from the loaded model"
@@ -182,9 +182,6 @@ class BatchEvidence(RowEvidence):
     @cached_part
     def batch(self)->dict: return self.layout.collate(self.first_rows)
 
-# %% ../../nbs/09_checks/06_preflight.ipynb #evid0014
-class LayoutEvidence(BatchEvidence):
-    "Evidence from a few rows in several layouts"
     @cached_part
     def few_batch(self)->dict: return self.layout.collate(self.few_rows)
 
@@ -207,7 +204,7 @@ class LayoutEvidence(BatchEvidence):
         return {k: torch.nn.functional.pad(v, (0, 8), value=fill[k]) for k, v in batch.items()}
 
 # %% ../../nbs/09_checks/06_preflight.ipynb #cb74ac43
-class LossEvidence(LayoutEvidence):
+class LossEvidence(BatchEvidence):
     "The training loss, and how exact it is"
     @cached_part
     def loss(self)->Callable:
@@ -343,8 +340,8 @@ class TimedEvidence(LossEvidence):
         return self.pace * sum(tokens for part, tokens in self.work.items() if part not in vars(self))
 
 # %% ../../nbs/09_checks/06_preflight.ipynb #evid0020
-class StepEvidence(TimedEvidence):
-    "Evidence from an evaluation, a step, the slope of the loss, and ten steps"
+class Evidence(TimedEvidence):
+    "The evidence for all checks, each part built on first use"
     @cached_part
     def evaluated(self)->Evaluated:
         "An evaluation of held-out rows, else of training rows, and the training loss around it"
@@ -380,9 +377,6 @@ class StepEvidence(TimedEvidence):
         if learned.steps < 10 and not learned.broken: self.partial["learned"] = f"{learned.steps} of 10 steps"
         return learned
 
-# %% ../../nbs/09_checks/06_preflight.ipynb #9e82d1c1
-class Evidence(StepEvidence):
-    "The evidence for all checks, each part built on first use"
     @cached_part
     def schedule(self)->ScheduleRun:
         "The learning rate schedule of the whole run"

@@ -335,7 +335,6 @@ def _is_launched(options)->bool:
         raise ConfigError("--detach", f"a launcher started {world.size} processes", "one that starts them itself", fix)
     return world.size > 1
 
-# %% ../../nbs/15_cli/01_commands.ipynb #8453fa7a
 def _nothing_else(options, args:list[str])->None:
     "ConfigError for a setting given along with `--resume`"
     harmless = {"max_time", "trust_remote_code", "num_processes", *_LONGER}

@@ -136,7 +136,6 @@ def _safe_stream(stream)->RedactingStream:
     if hasattr(stream, "reconfigure"): stream.reconfigure(errors="backslashreplace")
     return RedactingStream(stream)
 
-# %% ../../nbs/15_cli/03_console.ipynb #f6a180d3
 def choose_card(
     args:list[str],
 )->list[str]:         # without `--gpu`

@@ -216,7 +216,6 @@ def generate_command(args:list[str])->int:
         else: _print_text("\n".join([prompt, *(f"{name:<6} {text}" for name, text in texts.items())]))
     return 0
 
-# %% ../../nbs/15_cli/02_evaluation.ipynb #cr0cha01
 def chat_command(args:list[str])->int:
     "Chat with a model: each line is a message; an empty line or the end of the input ends the chat"
     texts = split_options(arrange(args, _REPLY_OPTIONS))[0][1]

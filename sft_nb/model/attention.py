@@ -457,7 +457,6 @@ def _has_custom_attention(kind, shape)->bool:
     if getattr(kind, "_supports_sdpa", False) or softcap: return False
     return "s_aux" not in source
 
-# %% ../../nbs/06_model/03_attention.ipynb #c4612c81
 def choose_attention(
     wanted:str,           # auto, varlen, sdpa, eager, flash_attention_2 ...
     device:str,

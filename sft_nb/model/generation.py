@@ -37,13 +37,6 @@ class Generation:
     n_tokens:int  # generated tokens, the end token included
     ended:bool    # True: ended by the model; False: truncated at max_new_tokens
 
-def _decode_answer(new:list[int], tokenizer, ends)->Generation:
-    "The generated ids of one row as text, up to and without the end token"
-    ends = {ends} if isinstance(ends, int) else set(ends)
-    n = next((k for k, t in enumerate(new) if t in ends), None)
-    kept = new if n is None else new[:n]
-    return Generation(decode_answer(kept, tokenizer), len(kept) + (n is not None), n is not None)
-
 # %% ../../nbs/06_model/08_generation.ipynb #69e19be8
 def left_pad(
     prompts:list[list[int]],  # token ids, none empty
@@ -298,10 +291,12 @@ class Decoder:
         return _stop_in(self.tokenizer.decode(new[-_TAIL:], skip_special_tokens=True), self.how.stop) is not None
 
     def answer(self, new:list[int])->Generation:
-        "The generated ids of a row, without the token or string that ended it"
-        found = _decode_answer(new, self.tokenizer, self.ends)
-        at = _stop_in(found.text, self.how.stop)
-        return found if at is None else Generation(found.text[:at], len(new), True)
+        "The generated ids of a row as text, without the token or string that ended it"
+        n = next((k for k, token in enumerate(new) if token in self.ends), None)
+        text = decode_answer(new if n is None else new[:n], self.tokenizer)
+        at = _stop_in(text, self.how.stop)
+        if at is not None: return Generation(text[:at], len(new), True)
+        return Generation(text, len(new) if n is None else n + 1, n is not None)
 
     def free_slots(self)->int:
         "The number of waiting prompts that can be started now"

@@ -153,7 +153,7 @@ class Decoder:
             row: its number"""
 
     def answer(self, new: list[int]) -> Generation:
-        """The generated ids of a row, without the token or string that ended it"""
+        """The generated ids of a row as text, without the token or string that ended it"""
 
     def free_slots(self) -> int:
         """The number of waiting prompts that can be started now"""

@@ -355,7 +355,6 @@ def this_device(
     if known: return replace(known, **found)
     return Device(name, tflops=_measured_tflops(kind, dtype), gb_per_second=_measured_bandwidth(kind), **found)
 
-# %% ../../nbs/06_model/01_hardware.ipynb #hwfree01
 def free_bytes(
     kind:str,   # cpu, mps or cuda
 )->float:

@@ -111,7 +111,6 @@ def _loading_error(model:str, e:Exception, *, chosen_attention:bool=False)->Conf
     kind = MissingPathError if isinstance(e, FileNotFoundError) else ConfigError
     return kind(f"model {model!r}", found, expected, fix)
 
-# %% ../../nbs/06_model/06_load.ipynb #e7bc4842
 _NOT_TRAINED = dict(reformer="trains on rows of a multiple of its chunks, and passes no gradient to an adapter")
 _MULTIPLIES_ITSELF = ("mamba", "falcon_mamba")   # their scan has `dt_proj.weight @ step`, past the layer's forward
 

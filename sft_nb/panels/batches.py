@@ -71,8 +71,7 @@ def bench_of(
     source:Config|Data|Workbench|Run|str|Path,  # str or Path: a run's directory
 )->Workbench:
     "The workbench of what is looked at"
-    if isinstance(source, Data): return Workbench(source.cfg, data=source)
-    if isinstance(source, (Config, Workbench)): return workbench_for(source)
+    if isinstance(source, (Config, Data, Workbench)): return workbench_for(source)
     run = source if isinstance(source, Run) else Run(source)
     return Workbench(run.config, is_resolved=True)
 

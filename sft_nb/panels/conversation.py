@@ -168,7 +168,6 @@ def answer(self:GenerationState,
         with self.stage.turns(): self._write_in_turn(group, turn, on_token)
     return turn
 
-# %% ../../nbs/14_panels/07_conversation.ipynb #gen0ask5
 _TURN = 8   # tokens that a model writes before the next one continues
 
 @patch
@@ -212,7 +211,6 @@ def _write_tokens(self:GenerationState, s:ChatModel, turn:Turn, steps:dict, toke
     parts = split_thought(reply.text, opened=opens_thought(turn.read[s.name]))
     reply.score = score_answer(task_of(self.run.config), parts, turn.row)
 
-# %% ../../nbs/14_panels/07_conversation.ipynb #gen0ask6
 @patch
 def ask(self:GenerationState,
     prompt:str,
@@ -266,7 +264,6 @@ def turn_html(
     answers = f"<div style='display:flex;flex-wrap:wrap;gap:8px;margin-top:4px'>{cells}</div>"
     return f"<div class='sft-turn' style='margin:8px 0'>{_turn_header(turn, number)}{answers}</div>"
 
-# %% ../../nbs/14_panels/07_conversation.ipynb #gen0htm5
 _LEGEND = ("<div style='opacity:.8;font-size:85%'>≠ and a frame: where answers part · dotted: less than 50% sure · "
            "hover over a token for its probability</div>")
 

@@ -115,7 +115,6 @@ def end_reply(
     "Record how a reply ended, and its whole text"
     reply.state, reply.text = state, decode_answer(reply.ids, tokenizer)
 
-# %% ../../nbs/14_panels/05_reply_stream.ipynb #rep0say2
 def speak(
     reply:Reply,            # to be filled
     model,

@@ -288,7 +288,6 @@ def _table(self:DataState)->str:
     head = ["row", "tokens", "supervised", self._last_column()]
     return table_html(self.cells(self.on_page()), head=head, marked=self.chosen)
 
-# %% ../../nbs/14_panels/02_rows.ipynb #ec40fab4
 @patch
 def _begins(self:DataState, e:Entry)->str:
     "The beginning of the user's message; for a row that is no conversation, of its text"

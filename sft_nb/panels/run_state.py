@@ -118,7 +118,6 @@ def step(self:RunState)->int:
     trained = self.progress.done if self.progress.phase == "training" else 0
     return max(self.status.step, self.newest.get("step", 0), trained)
 
-# %% ../../nbs/14_panels/03_run_state.ipynb #7656d647
 @patch(as_prop=True)
 def steps(self:RunState)->int|None:
     "Steps of the whole training; None before the first logged line"
@@ -290,7 +289,6 @@ def head_html(self:RunState)->str:
             f"<div style='display:flex;flex-wrap:wrap;gap:4px 28px;margin:6px 0'>{numbers}</div>"
             f"<div>{bar}</div>{fix}{wish}")
 
-# %% ../../nbs/14_panels/03_run_state.ipynb #liv0htm2
 _TITLES = dict(loss="loss", learning_rate="learning rate", grad_norm="gradient norm",
                tokens_per_second="tokens per second", peak_memory_gib="peak memory, GiB")
 _SERIES = dict(_TITLES, loss="training", eval_loss="held out")

@@ -145,7 +145,6 @@ def _uneven_steps(planner:Planner, c:Candidate)->Finding|None:
         fix = edit(max_tokens_per_batch=None, per_device_train_batch_size=rows_in_a_batch) | fix
     return warn(found, fix, check="rows_in_a_step")
 
-# %% ../../nbs/07_planning/05_plan.ipynb #10adb606
 _GIVEN = "as configured"
 DECIDED = tuple("method learning_rate attn_implementation padding_free gradient_checkpointing activation_offloading "
                 "keep_attention recompute_parts max_tokens_per_batch gradient_accumulation_steps".split())
@@ -270,7 +269,6 @@ def _explain_simulation_errors(model:str):
         raise SftError(f"plan for {model!r}", found, "", fix) from e
     finally: printed.setLevel(before)
 
-# %% ../../nbs/07_planning/05_plan.ipynb #fcf2da55
 def plan(
     cfg:Config|Data,             # a config; or data, which carries the config it was prepared with
     data:Data|None=None,         # from `prepare`; None: prepare the rows

@@ -282,7 +282,6 @@ class Expected:
     @cached_property
     def base_generation(self)->dict:
         "Settings in generation_config.json of the base; empty without the file or without a network"
-        from transformers import GenerationConfig
         model, revision = model_path(self.bench.requested.model), self.bench.requested.revision
         try: return GenerationConfig.from_pretrained(model, revision=revision).to_diff_dict()
         except Exception: return {}

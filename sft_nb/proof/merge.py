@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['computed_in', 'Probe', 'probe', 'Gap', 'mean_difference', 'measure_gap', 'parity', 'dequantise', 'load_trained',
            'merge_weights', 'merged_model', 'WeightPrint', 'weight_prints', 'compare_weights', 'merge_command',
-           'held_out_chats', 'held_out_prompts', 'load_merged', 'with_system_prompt', 'merge']
+           'held_out_chats', 'load_merged', 'with_system_prompt', 'merge']
 
 # %% ../../nbs/13_proof/00_merge.ipynb #b8ca8f33
 import json, math, shutil, warnings
@@ -453,13 +453,6 @@ def held_out_chats(
         except SftError: rows = {}   # all of the first training rows are dropped
     chats = {where: conversation(task_of(cfg), row, where, cfg) for where, row in list(rows.items())[:n]}
     return {where: chat for where, chat in chats.items() if len(chat) > 1}
-
-def held_out_prompts(
-    cfg:Config,   # config of a run
-    n:int,        # at most
-)->list[list[dict]]:
-    "Their prompts; a greeting if there are no such rows"
-    return [chat[:-1] for chat in held_out_chats(cfg, n).values()] or [[dict(role="user", content="Hello")]]
 
 # %% ../../nbs/13_proof/00_merge.ipynb #d0d45fff
 def load_merged(

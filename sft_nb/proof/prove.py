@@ -24,7 +24,7 @@ from ..workbench import leaves_base, Workbench
 from ..runs.directory import open_run, Run
 from ..runs.locate import name_of_weights
 from ..evaluation.generations import SavedResult
-from .merge import held_out_prompts, load_trained
+from .merge import held_out_chats, load_trained
 from .folder import (
     answer_greedily, Expected, Folder, folder_stages, GreedyAnswer, ProofStage, Reference, run_check)
 
@@ -60,8 +60,8 @@ def answer_as_reference(
 )->Reference:
     "Generate the reference answers with the run's model and its base"
     tokenizer = bench.tokenizer
-    with missing_rows_are_of_the_run(run.path): prompts = held_out_prompts(bench.requested, prompts)
-    prompts = [c for c in prompts if c[0]["role"] != "tokens"]   # servers take no ids
+    with missing_rows_are_of_the_run(run.path): chats = held_out_chats(bench.requested, prompts).values()
+    prompts = [chat[:-1] for chat in chats if chat[0]["role"] != "tokens"]   # servers take no ids
     prompts = prompts or [[dict(role="user", content="Hello")]]
     role = "user" if Template(tokenizer).chat else "text"
     system = [dict(role="system", content=run.system_prompt)] if run.system_prompt and role == "user" else []
