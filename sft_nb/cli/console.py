@@ -19,7 +19,7 @@ from ..base.report import command, ConfigError, denied_error, edit, shell_quote,
 from ..runs.process import keep_output
 from .options import join_options, split_options, terminal_width
 from .commands import (
-    _print_text, check_command, checkpoint_command, command_of_extras, config_command, data_command, plan_command,
+    _print_text, check_command, checkpoint_command, _command_of_extras, config_command, data_command, plan_command,
     search_command, stop_command, train_command)
 from sft_nb.cli.evaluation import (
     card_command, chat_command, compare_command, evaluate_command, explain_command, generate_command,
@@ -27,7 +27,7 @@ from sft_nb.cli.evaluation import (
     verify_command)
 
 # %% ../../nbs/15_cli/03_console.ipynb #ac0075f1
-completion_command = command_of_extras("completion",
+completion_command = _command_of_extras("completion",
     "Print a script for bash, zsh or fish that completes commands, options, configs and runs")
 
 COMMANDS = dict(

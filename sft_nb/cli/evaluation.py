@@ -20,7 +20,7 @@ from ..base.extensions import need_extension
 from .options import arrange, Option, parse_own, split_options, terminal_width
 from .commands import (
     _CHECKPOINT, _EXAMPLES, _JSON, _print_json, _print_json_or_report, _print_report, _print_scores, _print_text, _RUN,
-    _TRUST, command_of_extras)
+    _TRUST, _command_of_extras)
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #8de837ac
 _NAMES = Option(tuple[str,...], (), "runs to compare, with differing settings; or the folder of all runs", first=True)
@@ -148,16 +148,16 @@ def verdict_command(args:list[str])->int:
     _print_json_or_report(made, options.json)
     return made.exit_code
 
-compare_command = command_of_extras("compare",
+compare_command = _command_of_extras("compare",
     "Compare two tuned models on the same rows: is the second better than the first?")
-replay_command = command_of_extras("replay",
+replay_command = _command_of_extras("replay",
     "Take an optimiser step of a run again: its rows, and its loss beside what was logged; exits with 1 if they differ")
-explain_command = command_of_extras("explain",
+explain_command = _command_of_extras("explain",
     "Say why a run disappoints: ranked causes with figures and fixes, by its files and by short experiments")
-report_command = command_of_extras("report", "Write everything about a run into a single HTML file")
-card_command = command_of_extras("card",
+report_command = _command_of_extras("report", "Write everything about a run into a single HTML file")
+card_command = _command_of_extras("card",
     "Write the card of a run: README.md for the hub, and card.json, which can be checked")
-verify_command = command_of_extras("verify",
+verify_command = _command_of_extras("verify",
     "Check a card: derive its numbers again, and say how far each holds; 1: contradicted, 3: not reproduced here")
 
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0gen02
