@@ -37,7 +37,7 @@ def tell(name:str, base:dict)->dict:
     named = first is not None and first.sure != "possible"
     right = first is not None and first.name == problem.cause if problem.cause else not named
     return dict(base=base["model"], problem=name, planted=problem.cause, first=first and first.name,
-                sure=first and first.sure, right=right, confident_and_wrong=not right and first.sure == "certain",
+                sure=first and first.sure, right=right, confident_and_wrong=not right and first is not None and first.sure == "certain",
                 evidence=list(first.evidence) if first else [], fix=first.finding.to_dict()["fix"] if first else "",
                 others=[f"{c.name} ({c.sure})" for c in found.causes[1:]],
                 experiments=[t.name for t in found.tried if t.seconds is not None],
