@@ -188,7 +188,7 @@ def describe_reasons(
         is_sentence = re.match(r"\d|(\S+ ){1,4}?(?<!that )(is|are|has|holds|was|cannot)\b", reason)   # an error
         if is_sentence: return f"{pluralise(n, 'row')}: {reason}"
         what = re.match(r"(prompt|answer|(near )?duplicate|empty .+)?", reason)[0]
-        return (pluralise(n, what) if what else f"{n:,}") + reason[len(what):]
+        return pluralise(n, what) + reason[len(what):] if what else f"{n:,} {reason}"
     return ", ".join(describe(reason, n) for reason, n in reasons.items())
 
 def look_at_dropped(cfg:Config, s:Split, name:str)->Fix:
