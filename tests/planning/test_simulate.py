@@ -90,7 +90,8 @@ HOW = dict(lora=dict(method="lora"), qlora=dict(method="qlora"), full=dict(metho
            qdora=dict(method="qlora", use_dora=True))
 
 
-@pytest.mark.parametrize("how", HOW.values(), ids=HOW)
+@pytest.mark.parametrize("how", [
+    pytest.param(how, id=name, marks=pytest.mark.soak if name == "qdora" else []) for name, how in HOW.items()])
 def test_checkpointing(tmp_path, tokenizer, how):
     "Checkpoints are no saved tensors of their own, so the peaks of a real step are compared"
     batch, on_cpu = BatchLengths(ROWS, True), dict(attention="varlen", kind="cpu", dtype=torch.float32)
