@@ -1,6 +1,5 @@
 "Defects of rows that train without an error: each is reported where it is planted, and not in clean rows"
 import random
-
 import re
 
 import pytest
