@@ -58,7 +58,10 @@ def trained_as(train_once):
 def of_six_steps(trained_as): return trained_as("qlora")
 
 
-@pytest.mark.parametrize("kind", ADAPTERS)
+SELDOM = {"fp4, gaussian", "rslora, olora"}   # olora: below; fp4: tests/planning/test_bits.py
+
+@pytest.mark.parametrize("kind", [
+    pytest.param(kind, marks=pytest.mark.soak if kind in SELDOM else []) for kind in ADAPTERS])
 @pytest.mark.filterwarnings("ignore")
 def test_trained_loaded_merged_and_reloaded_are_one_model(trained_as, kind):
     run = trained_as(kind)
