@@ -14,7 +14,7 @@ import numpy as np
 from fastcore.basics import patch
 
 from ..base.display import AXIS_COLOUR, figure_html, Html, plain_axes
-from ..base.escape import escape_html
+from ..base.escape import escape_html, shorten
 from ..base.extensions import need_extension
 from ..base.files import write_atomically
 from ..base.report import command, ConfigError, pluralise, shell_quote, SftError
@@ -245,8 +245,7 @@ def cells(self:EvalState, numbers:list[int])->list[list]:
     lines, start = [], self.kept["place"]
     for k in numbers:
         a, b = self.base.answers[k], self.tuned.answers[k]
-        begins = " ".join(a.prompt.split())
-        if len(begins) > 120: begins = f"{begins[:119]}…"
+        begins = shorten(" ".join(a.prompt.split()), 120)
         became = outcome(a, b, self.sweep.by)
         got = ["none" if x.got is None else x.got[:40] for x in (a, b)]
         lines.append([a.where[start:], begins, became, a.expected[:40], *got])

@@ -19,8 +19,8 @@ from ...cli.commands import (
     _CHECK, _check_agreement, _CHECKPOINT, _CHECKPOINT_NOW, _CONFIG, _config_option, _DATA, _JSON, _PLAN,
     _print_json_or_report, _print_text, _RUN, _STOP, _TRAIN, _TRUST)
 from ...cli.evaluation import (
-    _ASKS, _EVALUATE, _evaluation_options, _find_target, _GENERATE, _MERGE, _open_run, _PROVE, _REPLY_OPTIONS, _RUNS,
-    _SWEEP, _VERDICT, _WHAT)
+    _ASKS, _EVALUATE, _evaluation_options, _GENERATE, _MERGE, _open_run, _PROVE, _REPLY_OPTIONS, _RUNS, _SWEEP,
+    _target_of_options, _VERDICT, _WHAT)
 from ...cli.console import COMMANDS
 
 # %% ../../../nbs/16_extras/52_cli/00_commands.ipynb #afe66e93
@@ -69,7 +69,7 @@ _COMPARE = dict(
 def compare_two(args:list[str])->int:
     "`sft_nb compare`"
     options = parse_own("compare", args, _COMPARE, summary=COMMANDS["compare"].__doc__)
-    for what in (options.a, options.b): _find_target(what, options)
+    for what in (options.a, options.b): _target_of_options(what, options)
     from sft_nb.extras.compare import compare
     made = compare(options.a, options.b, among=options.among, **_evaluation_options(options))
     _print_json_or_report(made, options.json)
