@@ -414,7 +414,7 @@ def test_004_texts_have_no_answers_to_judge(tokenizer):
 def test_000_the_test_files_of_all_domains_are_named_at_once(monkeypatch, tmp_path):
     "*_test.jsonl, as the shell writes it out, before and behind the run"
     asked = []
-    monkeypatch.setattr("sft_nb.cli.evaluation._check_target_exists", lambda *args: None)
+    monkeypatch.setattr("sft_nb.cli.evaluation._target_of_options", lambda *args: None)
     def evaluate(what, **how): asked.append((what, how["eval_file"]))
     monkeypatch.setattr("sft_nb.evaluation.evaluate.evaluate", evaluate)
     monkeypatch.setattr("sft_nb.cli.evaluation._print_scores", lambda *args: None)
