@@ -57,9 +57,7 @@ _SHAPES = (   # pattern of a secret, and its replacement
 
 _KEY = re.compile(rf"(?<![\w-])(?:{_TOKEN})|-----BEGIN [A-Z ]*PRIVATE KEY-----")
 
-def holds_key(
-    text:str,
-)->bool:
+def holds_key(text:str)->bool:
     "Does a text hold an API key, an access token or a private key? Not one of a few letters repeated, as in examples"
     if not any(sign in text for sign in _KEY_SIGNS): return False   # most texts end here
     return any(len({*found[0]}) > 10 for found in _KEY.finditer(text))
@@ -238,9 +236,7 @@ def read_private_file(
 # %% ../../nbs/00_base/04_credentials.ipynb #key00030
 _WARNED:set[str] = set()
 
-def warn_once(
-    line:str,
-)->None:
+def warn_once(line:str)->None:
     "Print a line to standard error, once per process"
     if line in _WARNED: return
     _WARNED.add(line)

@@ -14,16 +14,12 @@ _INVISIBLE = re.compile(   # control characters, direction marks, zero-width cha
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     r"\U000e0000-\U000e007f\ud800-\udfff]")
 
-def escape_controls(
-    text:str,
-)->str:
+def escape_controls(text:str)->str:
     "Write control characters and direction marks as JSON escapes"
     return _INVISIBLE.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 # %% ../../nbs/00_base/01_escape.ipynb #esc00015
-def shorten_words(
-    text:str,
-)->str:
+def shorten_words(text:str)->str:
     "Shorten words of more than 400 characters in the middle"
     return re.sub(r"\S{401,}", lambda found: f"{found[0][:60]}…{found[0][-20:]}", text)
 

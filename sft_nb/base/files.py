@@ -80,9 +80,7 @@ def read_bytes(file:Path)->bytes:
     "The contents of a file that `open_regular` opens"
     with open_regular(file) as f: return f.read()
 
-def read_json(
-    file:Path,
-):
+def read_json(file:Path):
     "The value in a JSON file; OSError if it cannot be opened, ValueError if it is damaged"
     return parse_json(read_bytes(file))
 
@@ -141,9 +139,7 @@ def remove_temporaries(
     return [path.name for path in abandoned if not os.path.lexists(path)]
 
 # %% ../../nbs/00_base/05_files.ipynb #dsk00013
-def inherit_read_permissions(
-    folder:Path,
-)->None:
+def inherit_read_permissions(folder:Path)->None:
     "Make files readable for everyone who can read their folder; some libraries write them for the owner only"
     for path in folder.rglob("*"):
         if path.is_symlink() or not path.is_file(): continue

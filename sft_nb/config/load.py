@@ -316,17 +316,13 @@ def save_config(
     return write_atomically(Path(path), redact_patterns(saved) + "\n")
 
 # %% ../../nbs/01_config/04_load.ipynb #cfg00002
-def with_absolute_paths(
-    cfg:Config,
-)->Config:
+def with_absolute_paths(cfg:Config)->Config:
     "The config with absolute paths for existing files and folders"
     values = {name: getattr(cfg, name) for name in settings_with("is_path")}
     def find(path:str)->str|None: return path if os.path.exists(path) else None
     return replace(cfg, **{name: _replace_paths(name, v, find) for name, v in values.items()})
 
-def absolute_paths(
-    cfg:Config,
-)->list[str]:
+def absolute_paths(cfg:Config)->list[str]:
     "The absolute paths among the settings"
     values = [getattr(cfg, name) for name in settings_with("is_path")]
     named = [v for value in values for v in (value if isinstance(value, tuple) else (value,))]

@@ -216,9 +216,7 @@ _PREPARED_IN_MEMORY:dict[tuple,bool] = {}   # row settings -> was `prepare` last
 
 def _row_key(cfg:Config)->tuple: return tuple(getattr(cfg, name) for name in ("model", *_ROW_SETTINGS))
 
-def check_rows_are_named(
-    cfg:Config,
-)->None:
+def check_rows_are_named(cfg:Config)->None:
     "ConfigError if `prepare` was given rows for this config, which a use of the config alone would replace by others"
     given_for_it = _PREPARED_IN_MEMORY.get(_row_key(cfg))
     names_none = cfg.task == "auto" and cfg.train_file is None

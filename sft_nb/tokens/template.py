@@ -74,9 +74,7 @@ def _undeclared_names(source:str)->tuple[str,...]:
 
 class Template:
     "The chat template of a tokenizer, or plain text where it has none"
-    def __init__(self,
-        tokenizer,
-    ):
+    def __init__(self, tokenizer):
         self.tokenizer = tokenizer
         self.chat = tokenizer.chat_template is not None
         self.separator:str = getattr(tokenizer, "prompt_separator", "\n")   # after each message of plain text

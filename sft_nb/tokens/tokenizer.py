@@ -123,9 +123,7 @@ def _current_day()->str:
     from transformers.utils.chat_template_utils import _compile_jinja_template
     return _compile_jinja_template("{{ strftime_now('%Y-%m-%d') }}").render()
 
-def reads_clock(
-    tokenizer,
-)->bool:
+def reads_clock(tokenizer)->bool:
     "Can the chat template write the date?"
     return "strftime_now" in str(tokenizer.chat_template)
 
@@ -265,9 +263,6 @@ def load_tokenizer(
     tokenizer.loaded_from = _settings_of(tokenizer, cfg)
     return tokenizer
 
-def is_own_tokenizer(
-    tokenizer,
-    cfg:Config,
-)->bool:
+def is_own_tokenizer(tokenizer, cfg:Config)->bool:
     "Does this tokenizer differ from `load_tokenizer(cfg)`? If so, a run keeps a copy"
     return getattr(tokenizer, "loaded_from", None) != _settings_of(tokenizer, cfg)
