@@ -37,8 +37,8 @@ _TOKEN = "|".join((
     r"github_pat_\w{20,}", r"glpat-[\w-]{16,}", r"sk-(?=[\w-]*\d)[\w-]{20,}", r"gsk_\w{20,}", r"nvapi-[\w-]{20,}",
     r"A[KS]IA[A-Z0-9]{16}", r"AIza[\w-]{30,}", r"xox[a-z]-[\w-]{10,}", r"npm_[A-Za-z0-9]{30,}", r"pypi-[\w-]{30,}",
     r"eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+"))
-_KEY_SIGNS = ("hf_", "api_org_", "wandb_v1_", "gh", "glpat-", "sk-", "gsk_", "nvapi-", "AKIA", "ASIA", "AIza", "xox",
-              "npm_", "pypi-", "eyJ", "PRIVATE KEY")
+_BEGINNINGS = ("hf_ api_org_ wandb_v1_ ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ glpat- sk- gsk_ nvapi- AKIA ASIA AIza xox "
+               "npm_ pypi- eyJ").split()   # of these tokens
 _PASSWORD_FIELD = r"(?:pwd|password|passwd|accountkey|sharedaccesskey|sharedsecret|accesstoken|apikey)"
 _HOOK = (r"hooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)/|"
          r"discord(?:app)?\.com/api/(?:v\d+/)?webhooks/\d+/|"
@@ -59,7 +59,7 @@ _KEY = re.compile(rf"(?<![\w-])(?:{_TOKEN})|-----BEGIN [A-Z ]*PRIVATE KEY-----")
 
 def holds_key(text:str)->bool:
     "Does a text hold an API key, an access token or a private key? Not one of a few letters repeated, as in examples"
-    if not any(sign in text for sign in _KEY_SIGNS): return False   # most texts end here
+    if not any(sign in text for sign in (*_BEGINNINGS, "PRIVATE KEY")): return False   # most texts end here
     return any(len({*found[0]}) > 10 for found in _KEY.finditer(text))
 
 def redact_patterns(text:str)->str:
@@ -160,9 +160,6 @@ def _redact_value(data, marks:list[tuple[str,str]]):
     return [_redact_value(v, marks) for v in data] if isinstance(data, (list, tuple)) else data
 
 # %% ../../nbs/00_base/04_credentials.ipynb #key00021
-_BEGINNINGS = ("hf_ api_org_ wandb_v1_ ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ glpat- sk- gsk_ nvapi- AKIA ASIA AIza xox "
-               "npm_ pypi- eyJ http:// https://").split()
-
 class RedactingStream:
     "A stream that redacts what is written to it, including secrets written in several pieces"
     def __init__(self, stream):
@@ -180,7 +177,8 @@ class RedactingStream:
         "The number of characters at the end that may begin a secret"
         if text.endswith("\n"): return 0
         word = re.search(r"\S{0,500}$", text)[0]
-        starts = [k for k in range(len(word)) for first in _BEGINNINGS if first.startswith(word[k:k + len(first)])]
+        firsts = (*_BEGINNINGS, "http://", "https://")
+        starts = [k for k in range(len(word)) for first in firsts if first.startswith(word[k:k + len(first)])]
         begun = [len(word) - min(starts)] if starts else []
         for form, _ in _secret_forms():
             longest = min(len(form) - 1, len(text))

@@ -23,6 +23,8 @@ def fsync(
     "Flush a file or folder to disk"
     handle = os.open(path, os.O_RDONLY)
     try: os.fsync(handle)
+    except OSError as e:   # not every file system can flush folders
+        if e.errno not in (errno.EINVAL, errno.EOPNOTSUPP) or not path.is_dir(): raise
     finally: os.close(handle)
 
 # %% ../../nbs/00_base/05_files.ipynb #df8091ed

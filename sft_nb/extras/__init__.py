@@ -51,6 +51,7 @@ EXTENSIONS = {
     "deepspeed": partial(_load_part, "deepspeed"),
     "deepspeed_steps": partial(_load_part, "deepspeed_steps"),
     "parallelism": partial(_load_part, "sharding"),
+    "folders": partial(_load_part, "folders"),
     "encodings": partial(_load_part, "encodings"),
     "template_fixes": partial(_load_part, "template_fixes"),
     "message_shapes": partial(_load_part, "message_shapes"),
