@@ -80,7 +80,7 @@ def nearest_names(name:str, known)->list[str]:
     return proposals.propose_names(name, known) if proposals else get_close_matches(plain_name(name), known, 1, .8)
 
 def known_alternative(name:str)->Fix|None:
-    "What to write instead of a name that is often expected, or None"
+    "The fix for a name that is often expected, or None"
     proposals = extension("name_proposals")
     return proposals and proposals.ALTERNATIVES.get(plain_name(name))
 
