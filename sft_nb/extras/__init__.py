@@ -69,6 +69,8 @@ EXTENSIONS = {
     "tasks": partial(_load_part, "tasks"),
     "texts": partial(_load_part, "text_findings"),
     "trackers": partial(_load_part, "trackers"),
+    "whole_examples": partial(_load_part, "whole_examples"),
+    "windows": partial(_load_part, "windows"),
     "workbooks": partial(_load_part, "workbooks"),
     "workers": partial(_load_part, "workers"),
 }
