@@ -89,7 +89,6 @@ def _secret_values()->Iterator[tuple[str,str]]:
         for found in _PASSWORD.finditer(value):
             if "://" in value or ";" in value: yield found[1] or found[2], name
 
-# %% ../../nbs/00_base/04_credentials.ipynb #a7f4e336
 def _secret_forms()->list[tuple[str,str]]:
     "Texts to redact, the longest first, each with its replacement"
     def can_be_redacted(text:str)->bool:
@@ -101,7 +100,6 @@ def _secret_forms()->list[tuple[str,str]]:
     forms = {form: f"<{name}>" for value, name in values for form in _encoded_forms(value) if can_be_redacted(form)}
     return sorted(forms.items(), key=lambda item: -len(item[0]))
 
-# %% ../../nbs/00_base/04_credentials.ipynb #daf7bc6f
 def _redact_forms(text:str, marks:list[tuple[str,str]])->str:
     "Replace the forms listed by `_secret_forms`, and everything that looks like a secret"
     for form, mark in marks:
@@ -110,7 +108,6 @@ def _redact_forms(text:str, marks:list[tuple[str,str]])->str:
         else: text = re.sub(rf"(?<!\w){re.escape(form)}(?!\w)", mark.replace("\\", r"\\"), text)
     return redact_patterns(text)
 
-# %% ../../nbs/00_base/04_credentials.ipynb #b5c6a8d2
 def redact(
     text:str,   # free text: an error, a line of a log, an answer
 )->str:
@@ -151,7 +148,6 @@ def redact_json(
     "Redact every text in a JSON value, except in `NEVER_REDACTED` fields"
     return _redact_value(data, _secret_forms())   # list them once: that is slower than redacting a text
 
-# %% ../../nbs/00_base/04_credentials.ipynb #ea8bcde1
 def _redact_value(data, marks:list[tuple[str,str]]):
     if isinstance(data, str): return _redact_forms(data, marks)
     if isinstance(data, dict):

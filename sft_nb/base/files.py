@@ -27,7 +27,6 @@ def fsync(
         if e.errno not in (errno.EINVAL, errno.EOPNOTSUPP) or not path.is_dir(): raise
     finally: os.close(handle)
 
-# %% ../../nbs/00_base/05_files.ipynb #df8091ed
 def _refuse_device(file:Path)->None:
     "OSError for a device or a link to an open file, as /dev/stdout, which root could replace, and for no file name"
     if not file.name or "\0" in str(file): raise OSError(errno.EINVAL, "it is not the name of a file", str(file))
@@ -123,7 +122,6 @@ def is_abandoned(
     os.close(handle)
     return True
 
-# %% ../../nbs/00_base/05_files.ipynb #11705912
 def remove_temporaries(
     folder:Path,
     name:str="",     # of the target file or folder; empty: any

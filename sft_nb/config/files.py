@@ -73,7 +73,6 @@ def known_names()->KnownNames:
     "The names that configs may use"
     return extension("known_names") or KnownNames()
 
-# %% ../../nbs/01_config/03_files.ipynb #456cb702
 def nearest_names(name:str, known)->list[str]:
     "The nearest of the known names, or none"
     proposals = extension("name_proposals")
@@ -210,7 +209,6 @@ def _execute_config(path:Path)->dict[str,Any]:
     exec(compile(path.read_bytes(), str(path), "exec"), names)
     return names
 
-# %% ../../nbs/01_config/03_files.ipynb #15aadf0b
 _HOOKS = """compute_metrics preprocess_logits_for_metrics formatting_func formatting_function preprocess_function
     tokenize_function data_collator collate_fn callbacks model_init optimizers compute_loss compute_loss_func""".split()
 
@@ -232,7 +230,6 @@ def run_config_file(path:Path)->dict[str,Any]:
 # %% ../../nbs/01_config/03_files.ipynb #c0nf0034
 CONFIGS = Path(__file__).parents[1]/"configs" if "__file__" in globals() else Path("../../sft_nb/configs").resolve()
 
-# %% ../../nbs/01_config/03_files.ipynb #aec7af52
 def read_python_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
     "The settings of a Python config, and an error for each unknown name"
     shown = f"sft_nb/configs/{path.name}" if path.parent == CONFIGS else str(path)
@@ -286,7 +283,6 @@ def _count_values(
     known[id(node)] = 1 + sum(_count_values(part, known) for part in parts)
     return known[id(node)]
 
-# %% ../../nbs/01_config/03_files.ipynb #209ebb0b
 _MAX_YAML_VALUES = 100_000   # with aliases expanded: a few lines can become billions
 
 def _contradictory_keys(node, path:Path, seen:set[int])->list[ConfigError]:

@@ -174,14 +174,12 @@ def encode(
     layouts = [split_conversation(messages, t, where=place, **how) for place, messages in conversations.items()]
     return Encoder(t)(layouts, again).rows()
 
-# %% ../../nbs/04_tokens/04_encode.ipynb #6d37b6df
 def prompt_text(messages:list[dict], t:Template)->str:
     "The prompt for generation as text"
     if messages[0]["role"] == "text": return "".join(m["content"] for m in messages)
     t = t.for_row(messages)
     return t.render(t.adapt_messages(messages, "prompt"), prompt=True, where="prompt")
 
-# %% ../../nbs/04_tokens/04_encode.ipynb #80d4e6d7
 def encode_prompts(
     conversations:list[list[dict]],  # each ends with a user message
     tokenizer,

@@ -192,7 +192,6 @@ def _not_loaded(name:str, why:str)->ConfigError:
     return kind(f"tokenizer {name!r}", f"it cannot be loaded ({why.strip().splitlines()[0][:150]})",
                        "tiny, a folder, or a hub id that can be reached", fix)
 
-# %% ../../nbs/04_tokens/01_tokenizer.ipynb #6458c4c7
 _TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt",
                     "tekken.json", "spiece.model", "sentencepiece.bpe.model"}
 

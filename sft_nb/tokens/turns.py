@@ -399,7 +399,6 @@ def lay_out_fitted(
         except SftError: pass
         raise   # what the template does with the row as it is
 
-# %% ../../nbs/04_tokens/03_turns.ipynb #c1302cfc
 def split_conversation(
     messages:list[dict],    # with at least one answer
     t:Template,
