@@ -532,9 +532,9 @@ def _side_figures(s:Split)->dict:
 
 def _names_of(s:Split, counts:dict[str,int])->list[str]:
     "Columns by the names that they have in the files, the most frequent first, without those of a few rows or of none"
-    least, unread = .05 * max(counts.values(), default=0), s.seen.unread
+    least = .05 * max(counts.values(), default=0)
     return [s.seen.columns.get(name, name) for name, n in sorted(counts.items(), key=itemgetter(1), reverse=True)
-            if n >= least and unread.get(name, 0) < s.n_kept]
+            if n >= least]
 
 def _learning_facts(cfg:Config, train:Split, eval:Split|None, template:Template)->dict:
     "The facts about what is learned: columns, rows, system prompts and arguments of the template"
