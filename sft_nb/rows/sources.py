@@ -71,6 +71,7 @@ def dataset_source(dataset, name:str)->Source:
     return Source(name, "row", read, digest, len(dataset), origin=name)
 
 def several_splits_error(where:str, splits)->SftError:
+    "The error for a data set with several splits"
     shown, first = ", ".join(map(str, splits))[:80], next(iter(splits), "train")
     fix = f'the split itself: rows["{first}"]'
     if os.sep in where: fix = f"the folder of one split: {where}/{first}"

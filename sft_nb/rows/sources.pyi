@@ -21,7 +21,8 @@ def unused_test_files(rows: Any, domain: str | None=None) -> list[str]:
 def dataset_source(dataset: Any, name: str) -> Source:
     """The rows of a `Dataset`, or of an `IterableDataset`, whose length and digest are unknown; a transform is applied"""
 
-def several_splits_error(where: str, splits: Any) -> SftError: ...
+def several_splits_error(where: str, splits: Any) -> SftError:
+    """The error for a data set with several splits"""
 
 def disk_full_error(folder: Path, e: OSError) -> SftError:
     """The error for rows or tokens that cannot be written
