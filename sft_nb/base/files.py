@@ -103,7 +103,7 @@ def missing_to_write(
     target:Path,       # a file or folder that could not be written
     error:Exception,   # what went wrong
 )->str:                # a disk with room for it (7 MiB are free); empty: the error is of another kind
-    "What is missing to write a file"
+    "Room, a limit or a permission that is missing to write a file"
     disk = next(p for p in (target, *target.parents) if p.exists())
     free = shutil.disk_usage(disk).free
     is_limited = resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
