@@ -9,7 +9,7 @@ here = Path(__file__).parent
 ini = ConfigParser(delimiters=["="])
 ini.read(here / "settings.ini", encoding="utf-8")
 cfg = ini["DEFAULT"]
-FOR_USERS = ("lab", "track", "deepspeed", "flash", "fast", "hybrid", "prove", "smollm2", "excel", "search")
+FOR_USERS = ("lab", "track", "deepspeed", "flash", "hybrid", "prove", "smollm2", "excel", "search")
 extras = {name: cfg[f"{name}_requirements"].split() for name in ("dev", "docs", *FOR_USERS)}
 extras["all"] = sorted({r for name in FOR_USERS for r in extras[name]})
 

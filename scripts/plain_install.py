@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SOURCE = "setup.py settings.ini pyproject.toml MANIFEST.in README.md LICENSE constraints.txt".split()
-OPTIONAL = """deepspeed liger_kernel flash_attn wandb tensorboard trackio gguf kernels playwright nbdev jupyterlab
+OPTIONAL = """deepspeed flash_attn wandb tensorboard trackio gguf kernels playwright nbdev jupyterlab
     pytest hypothesis""".split()
 SHORT = 'load_config("demo", max_steps=5, eval_samples=4)'
 

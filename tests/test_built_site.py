@@ -107,6 +107,8 @@ def test_the_bar_has_the_version_and_the_groups_of_sidebar_yml(site):
     bar = re.search(r'<div class="sidebar-tree">(.*?)</div>\s*</div>', text, re.S)[1]
     assert re.findall(r'class="caption-text">([^<]*)<', bar) == [g["section"] for g in groups]
     linked = re.findall(r'<a class="[^"]*" href="([^"]*)"', bar)
+    here = '<li class="toctree-l1 current current-page"><a class="current reference internal" href="#">Quickstart</a>'
+    assert here in bar and bar.count("current-page") == 1
     assert len(linked) == len(SITE.pages) - 1 + sum("section" in x for g in groups for x in g["contents"])
     assert f"sft_nb {SITE.ini['version']}" in text.partition("<article")[0]
 

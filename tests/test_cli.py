@@ -129,6 +129,8 @@ WRONG = [  # arguments, exit code, what the message says
      ["learning_rate is 0"]),
     (["train", "--batch-size", "4", "--per-device-train-batch-size", "8"], 2, ["are one setting"]),
     (["trian"], 2, ["no such command; the nearest is train. Fix: sft_nb train"]),
+    (["prepare", "--config", "demo"], 2, ["no such command; the nearest is data. Fix: sft_nb data --config demo"]),
+    (["resume", "runs/a"], 2, ["no such command; the nearest is train --resume. Fix: sft_nb train --resume runs/a"]),
     (["sft"], 2, ["no such command", "Fix: sft_nb train"]),
     (["nosuch"], 2, ["no such command", "Fix: sft_nb --help"]),
     (["compare", "runs/a"], 2, ["b is missing", "Fix: sft_nb compare runs/NAME runs/OTHER"]),
@@ -253,7 +255,7 @@ completion csh | 2 | there is no script for 'csh' | sft_nb completion bash
 search | 2 | no values are named | sft_nb search --learning-rate 1e-4 3e-4
 demo --steps x | 2 | there is no such command | sft_nb --help
 demo --nothing | 2 | there is no such command | sft_nb --help
-serve runs/none | 2 | there is no such command | sft_nb sweep runs/none
+serve runs/none | 2 | there is no such command | sft_nb merge runs/none
 help trian | 2 | there is no such command | sft_nb --help
 --verison | 2 | there is no such command | sft_nb --help
 --hlep | 2 | there is no such command | sft_nb --help

@@ -23,6 +23,32 @@ def hidden(code:str, folder)->str:
     return done.stdout
 
 
+ALL_PARTS = """
+import os, sys
+sys.stderr = sys.stdout
+for name, code in {parts!r}.items():
+    os.mkdir(name)
+    os.chdir(name)
+    print("part " + name)
+    exec(code, dict(__name__="__main__"))
+    os.chdir("..")
+"""
+
+
+@pytest.fixture(scope="module")
+def says(tmp_path_factory)->dict[str,str]:
+    "Part -> what it prints; one process, which imports torch once, and a folder for each part"
+    parts = dict(configs=CONFIGS, missing=WITHOUT.format(lines=NEED_THEM), rows=READ, names=NAMES)
+    parts |= {f"line-{k}": f"from sft_nb.cli import main\nprint('code', main({line.split()!r}))"
+              for k, (line, _) in enumerate(LINES)}
+    parts |= {f"name-{k}": f"try: {code}\nexcept (AttributeError, ImportError) as e: print(e)"
+              for k, code in enumerate(MISSED)}
+    printed = hidden(ALL_PARTS.format(parts=parts), tmp_path_factory.mktemp("hidden"))
+    found = re.split(r"^part (\S+)\n", printed, flags=re.MULTILINE)[1:]
+    assert found[::2] == [*parts]
+    return dict(zip(found[::2], found[1::2]))
+
+
 def test_one_module_of_the_core_imports_the_extras_and_does_so_when_asked():
     def names_them(path)->bool:
         strings = [n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)]
@@ -54,22 +80,23 @@ except ConfigError as e: print(e)
 """
 
 
-def test_configs_of_our_own_are_read_without_the_extras(tmp_path):
-    said = hidden(CONFIGS, tmp_path)
+def test_configs_of_our_own_are_read_without_the_extras(says):
+    said = says["configs"]
     assert "theirs.yaml:3: sample_packing is not a setting; keys of other tools are read by sft_nb.extras" in said
     assert "1. ours.yaml:1: base_model is not a setting; keys of other tools are read by sft_nb.extras" in said
     assert "'theirs.sh': this is not a .py, .yaml or .json file" in said
     assert "warmup_ratio = 10; warmup_ratio is a share of all steps, below 1" in said
 
 
-@pytest.mark.parametrize("line, says", [
+LINES = [   # commands, and what they say
     ("config --config demo --lr 1e-3", "learning_rate"),
     ("data --config demo --max-samples 4 --show 1 --eval-samples 0", "arithmetic"),
     ("plan --config demo --max-samples 4", "GiB"), ("runs", "run"),
-    ("train --config demo --bf16 true", "--bf16 is not an option; keys of other tools are read by sft_nb.extras")])
-def test_commands_work_without_the_extras(tmp_path, line, says):
-    code = f"from sft_nb.cli import main\nprint('code', main({line.split()!r}))"
-    assert says in hidden(code.replace("\n", "\nsys.stderr = sys.stdout\n", 1), tmp_path)
+    ("train --config demo --bf16 true", "--bf16 is not an option; keys of other tools are read by sft_nb.extras")]
+
+
+@pytest.mark.parametrize("k", range(len(LINES)), ids=[line for line, _ in LINES])
+def test_commands_work_without_the_extras(says, k): assert LINES[k][1] in says[f"line-{k}"]
 
 
 TRAINED = """
@@ -133,22 +160,27 @@ def test_the_files_of_tools_have_no_other_parts():
     assert {name: found for name in tools if (found := {*read_toml(f"unread/{name}")} - known)} == {}
 
 
-def test_all_other_public_names_come_without_the_extras(tmp_path):
-    code = "from sft_nb import *\nimport sft_nb\nprint(train, RunPanel, [*filter(sft_nb._HOME.get, %r)])"
-    names = [name for names in PUBLIC.values() for name in names.split()]
-    assert "LossPanel" in names and hidden(code % names, tmp_path).endswith("[]\n")
+OF_EXTRAS = [name for names in PUBLIC.values() for name in names.split()]
+NAMES = f"""
+from sft_nb import *
+import sft_nb
+print(train, RunPanel, [*filter(sft_nb._HOME.get, {OF_EXTRAS})])
+"""
 
 
-@pytest.mark.parametrize("code", [
-    "from sft_nb import LossPanel", "import sft_nb; sft_nb.LossPanel", "import sft_nb.panels.losses"])
-def test_a_name_of_the_extras_is_missed_by_name(tmp_path, code):
-    tried = f"try: {code}\nexcept (AttributeError, ImportError) as e: print(e)"
-    assert "are in sft_nb.extras, which is missing. Fix: pip install" in hidden(tried, tmp_path)
+def test_all_other_public_names_come_without_the_extras(says):
+    assert "LossPanel" in OF_EXTRAS and says["names"].endswith("[]\n")
+
+
+MISSED = ["from sft_nb import LossPanel", "import sft_nb; sft_nb.LossPanel", "import sft_nb.panels.losses"]
+
+
+@pytest.mark.parametrize("k", range(len(MISSED)), ids=MISSED)
+def test_a_name_of_the_extras_is_missed_by_name(says, k):
+    assert "are in sft_nb.extras, which is missing. Fix: pip install" in says[f"name-{k}"]
 
 
 WITHOUT = """
-import sys
-sys.stderr = sys.stdout
 from sft_nb.cli import main
 from sft_nb.config.load import load_config
 from sft_nb.runs.directory import create_run
@@ -164,8 +196,8 @@ NEED_THEM = ("compare runs/x runs/x", "sweep runs/x --follow", "search --config 
              "evaluate runs/x --eval-samples 2 --server http://localhost:1")
 
 
-def test_a_feature_of_the_extras_is_named_where_it_is_missing(tmp_path):
-    said = hidden(WITHOUT.format(lines=NEED_THEM), tmp_path)
+def test_a_feature_of_the_extras_is_named_where_it_is_missing(says):
+    said = says["missing"]
     assert said.count("it needs sft_nb.extras, which is missing") == said.count("code 1") == len(NEED_THEM), said
     assert said.count("Fix: pip install") == len(NEED_THEM)
 
@@ -196,8 +228,8 @@ for name, row in rows.items():
 """
 
 
-def test_common_rows_are_read_without_the_extras_and_others_get_a_sentence(tmp_path):
-    said = hidden(READ.replace("\n", "\nimport sys; sys.stderr = sys.stdout\n", 1), tmp_path)
+def test_common_rows_are_read_without_the_extras_and_others_get_a_sentence(says):
+    said = says["rows"]
     codes = dict(re.findall(r"^(\w+) ([0-9])$", said, re.MULTILINE))
     common = {"messages", "parts", "sharegpt", "alpaca", "completion", "text"}
     assert {name for name, code in codes.items() if code == "0"} == common and len(codes) == 16, said

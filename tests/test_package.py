@@ -76,7 +76,7 @@ def test_the_package_index_gets_whole_addresses(wheel):
     pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", metadata)
     assert pictures and all(u.startswith("https://raw.githubusercontent.com/") for u in pictures)
     extras = set(re.findall(r"^Provides-Extra: (.+)$", metadata, re.M))
-    assert extras == {"lab", "track", "deepspeed", "flash", "fast", "hybrid", "prove", "smollm2", "excel",
+    assert extras == {"lab", "track", "deepspeed", "flash", "hybrid", "prove", "smollm2", "excel",
                       "search", "all", "dev", "docs"}
 
 

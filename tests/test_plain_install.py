@@ -23,6 +23,8 @@ from sft_nb.base.report import ConfigError
 sys.path.insert(0, str(ROOT/"scripts"))
 from plain_install import OPTIONAL, ten_lines  # noqa: E402
 
+WITHOUT = [*OPTIONAL, "liger_kernel"]   # which only Linux requires
+
 PROGRAM = """
 import importlib, pathlib, sys
 for name in sys.argv[1].split(): sys.modules[name] = None
@@ -53,11 +55,11 @@ def imported_at_the_top(tree:ast.Module)->set[str]:
 
 def test_no_module_needs_an_optional_package_to_be_imported():
     for file in sorted((ROOT/"sft_nb").rglob("*.py")):
-        assert not imported_at_the_top(ast.parse(file.read_text())) & {*OPTIONAL}, file
+        assert not imported_at_the_top(ast.parse(file.read_text())) & {*WITHOUT}, file
 
 
 def test_every_module_imports_and_a_training_runs_without_the_optional_packages(tmp_path):
-    command = [sys.executable, "-c", PROGRAM, " ".join(OPTIONAL), str(tmp_path)]
+    command = [sys.executable, "-c", PROGRAM, " ".join(WITHOUT), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "finished"
@@ -66,10 +68,6 @@ def test_every_module_imports_and_a_training_runs_without_the_optional_packages(
 def use_deepspeed(folder):
     from sft_nb.model.finetuning.parallelism import check_division
     check_division(load_config("demo", deepspeed="zero2"))
-
-def use_liger(folder):
-    from sft_nb.extras.kernels import check_kernels
-    check_kernels("liger")
 
 def use_trackers(name):
     def use(folder):
@@ -83,7 +81,7 @@ def use_gguf(folder):
     Gguf(folder/"model.gguf")
 
 
-EXTRAS = dict(deepspeed=(use_deepspeed, "deepspeed"), liger_kernel=(use_liger, "fast"), gguf=(use_gguf, "prove"),
+EXTRAS = dict(deepspeed=(use_deepspeed, "deepspeed"), gguf=(use_gguf, "prove"),
               **{name: (use_trackers(name), "track") for name in ("wandb", "tensorboard", "trackio")})
 
 

@@ -145,6 +145,7 @@ def copy_project(folder)->None:
     settings.write_text(text)
 
 
+@pytest.mark.soak
 def test_no_page_loses_text(tmp_path):
     "For `nbdev_docs`; the published pages are those of test_built_site"
     copy_project(tmp_path)

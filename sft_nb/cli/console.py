@@ -50,8 +50,10 @@ def _help_text()->str:
     return "\n".join([*lines, "Begin with: sft_nb train --config demo"])
 
 # %% ../../nbs/15_cli/03_console.ipynb #cn0cmd01
-_WORDS = dict(sft="train", finetune="train", launch="train", fit="train", test="evaluate", eval="evaluate",
-              evaluation="evaluate", predict="generate", inference="generate", infer="generate", export="merge")
+_WORDS = dict(sft="train", finetune="train", launch="train", fit="train", resume="train --resume", test="evaluate",
+              eval="evaluate", evaluation="evaluate", predict="generate", inference="generate", infer="generate",
+              export="merge", serve="merge", deploy="merge", prepare="data", dataset="data", preflight="check",
+              validate="check", list="runs", ls="runs")   # words of other tools, and of our functions
 
 def _find_command(
     name:str,

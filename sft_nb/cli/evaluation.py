@@ -75,7 +75,7 @@ def _evaluation_options(options)->dict:
     if hasattr(options, "general"): how["general"] = options.general_file or options.general
     return how
 
-def _check_target_exists(what:str, options, checkpoint:str="adapter"):
+def _target_of_options(what:str, options, checkpoint:str="adapter"):
     "The target; ConfigError if there is no such run or model, before torch is loaded"
     from sft_nb.runs.locate import find_target
     return find_target(what, checkpoint=checkpoint, trust_remote_code=options.trust_remote_code)
@@ -104,7 +104,7 @@ _EVALUATE = dict(run=_WHAT_OR_PATH, checkpoint=_CHECKPOINT, examples=_EXAMPLES, 
 def evaluate_command(args:list[str])->int:
     "Score base and tuned model of a run on held-out rows"
     options = _with_target("evaluate", parse_own("evaluate", args, _EVALUATE, summary=evaluate_command.__doc__))
-    target = _check_target_exists(options.run, options, options.checkpoint)
+    target = _target_of_options(options.run, options, options.checkpoint)
     if options.nearest and target.run is None:
         raise ConfigError("--nearest", f"{options.run} is not a run", "a run, whose training rows are known",
                           edit(nearest=0))

@@ -181,7 +181,7 @@ class Config:
     recompute_parts: bool | Literal['auto'] = ...
     'True: MLPs and norms process long rows in parts, each recomputed; auto: only if nothing else fits'
     kernels: Literal['auto', 'compile', 'liger', 'none'] = ...
-    "auto: base and adapter in one product, where equivalent, and on a GPU fused norms, rotary positions and MLPs: Liger's, if installed and verified; liger: Liger's or an error (GPU, pip install 'sft_nb[fast]'); compile: one program per layer (GPU); none: unfused, as in peft and transformers"
+    "auto: base and adapter in one product, where equivalent, and on a GPU fused norms, rotary positions and MLPs: Liger's, if verified; liger: Liger's or an error (GPU); compile: one program per layer (GPU); none: unfused, as in peft and transformers"
     max_logits_mib: int = ...
     'memory that the loss may use for logits; less is slower'
     seed: int = ...
@@ -448,7 +448,7 @@ class Settings(TypedDict, total=False):
     recompute_parts: bool | Literal['auto']
     'True: MLPs and norms process long rows in parts, each recomputed; auto: only if nothing else fits'
     kernels: Literal['auto', 'compile', 'liger', 'none']
-    "auto: base and adapter in one product, where equivalent, and on a GPU fused norms, rotary positions and MLPs: Liger's, if installed and verified; liger: Liger's or an error (GPU, pip install 'sft_nb[fast]'); compile: one program per layer (GPU); none: unfused, as in peft and transformers"
+    "auto: base and adapter in one product, where equivalent, and on a GPU fused norms, rotary positions and MLPs: Liger's, if verified; liger: Liger's or an error (GPU); compile: one program per layer (GPU); none: unfused, as in peft and transformers"
     max_logits_mib: int
     'memory that the loss may use for logits; less is slower'
     seed: int

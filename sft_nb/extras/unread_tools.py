@@ -19,6 +19,7 @@ from .datasets import is_hub_dataset, with_split
 # %% ../../nbs/16_extras/03_unread_tools.ipynb #07h3r002
 _COMMON = read_toml("unread/every-tool")
 _IN_4_BITS = re.compile(r".*qlora.*|bnb\.(nf|fp)4.*|true|4|int4", re.IGNORECASE)   # a value at one of `quantised_at`
+_IN_8_BITS = re.compile(r"bnb\.int8.*|8|int8")
 _MATTERS, _HARMLESS = (re.compile("|".join(_COMMON[name])) for name in ("matters", "harmless"))
 
 @cache
@@ -69,7 +70,7 @@ def _adapter_settings(file:dict, tool:dict)->dict:
     if not adapter["at"] or not any(re.fullmatch(adapter["value"], str(v)) for v in values or [""]):
         return dict(method="full")
     values = [str(_nested_value(file, place)) for place in _COMMON["quantised_at"]]
-    in_4_bits = any(map(_IN_4_BITS.fullmatch, values))
+    bits = next((n for n, written in ((4, _IN_4_BITS), (8, _IN_8_BITS)) if any(map(written.fullmatch, values))), 16)
     if tool["title"] == "LitGPT": file = dict(lora_query=True, lora_value=True) | file
     named = next((v for place in _COMMON["layers_at"] if (v := _nested_value(file, place))), [])
     layers = [*named] if isinstance(named, list) else str(named).replace(",", " ").split()
@@ -77,7 +78,7 @@ def _adapter_settings(file:dict, tool:dict)->dict:
     layers += " ".join(switched).split()
     layers = [str(layer).rpartition(".")[2].replace("output_proj", "o_proj") for layer in layers]
     everything = not layers or any("*" in layer or layer in ("all", "all-linear") for layer in layers)
-    settings = dict(method="qlora" if in_4_bits else "lora")
+    settings = {4: dict(method="qlora"), 8: dict(method="qlora", load_in_8bit=True), 16: dict(method="lora")}[bits]
     return settings if everything else settings | dict(lora_target_modules=tuple(dict.fromkeys(layers)))
 
 def _settings_of_tool(file:dict, tool:dict)->tuple[dict,list[str]]:

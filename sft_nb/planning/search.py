@@ -420,7 +420,7 @@ def candidates(
     planner:Planner,
 ):                    # yields each `Candidate`
     "Candidates in order of preference, computed lazily; without those whose step cannot be simulated"
-    cfg, lengths, done = planner.cfg, planner.rows.train, set()
+    cfg, lengths = planner.cfg, planner.rows.train
     in_a_step = planner.rows_in_a_step / planner.world_size * sum(lengths) / len(lengths)
     limit = int(max(lengths[0], in_a_step))   # most useful tokens of a batch: the rows of an optimiser step
     smallest = planner.rows.train[0] if cfg.max_tokens_per_batch == "auto" else cfg.max_tokens_per_batch
@@ -429,20 +429,21 @@ def candidates(
     found = memory_strategies(cfg, planner.device, methods=planner.methods, keeps=planner.keeps, recomputes=recomputes)
     is_short = max(batch.shape[1], limit) <= part_length(1)
     if is_short and cfg.recompute_parts == "auto": found = [way for way in found if not way.parts]   # there are none
-    def by_speed(way): return way.method != found[0].method, -round(planner.rate(way, batch), 3)   # 16 bits before 4
+    def by_speed(way): return -round(planner.rate(way, batch), 3)
     fastest = 0.   # the best rate that fits so far
-    for way in sorted(found, key=by_speed):
-        if fastest and way.method != found[0].method: return   # 16 bits fit
-        if cfg.max_tokens_per_batch != "auto":
-            if fixed := planner.simulated(planner.candidate, way, cfg.max_tokens_per_batch): yield fixed
-        elif way.method not in done and planner.highest_rate(way, limit) > fastest:
-            if (largest := planner.simulated(planner.largest_budget, way, limit)) is None: continue
-            yield largest
-            if not planner.fits(largest): continue
-            fastest = max(fastest, largest.rate)
-            if largest.budget < limit: continue
-            if not way.checkpointing: return   # no later option can be faster
-            done.add(way.method)
+    for method in dict.fromkeys(way.method for way in found):   # 16 bits before 4
+        if fastest: return   # 16 bits fit: the skeleton of 4 is not built
+        for way in sorted((way for way in found if way.method == method), key=by_speed):
+            if cfg.max_tokens_per_batch != "auto":
+                if fixed := planner.simulated(planner.candidate, way, cfg.max_tokens_per_batch): yield fixed
+            elif planner.highest_rate(way, limit) > fastest:
+                if (largest := planner.simulated(planner.largest_budget, way, limit)) is None: continue
+                yield largest
+                if not planner.fits(largest): continue
+                fastest = max(fastest, largest.rate)
+                if largest.budget < limit: continue
+                if not way.checkpointing: return   # no later option can be faster
+                break
 
 @patch
 def fits(self:Planner, c:Candidate)->bool:

@@ -152,14 +152,19 @@ def check_processes(
     together:int,      # processes in the group
     first:list[int],   # rows of the first batch of this process; negative: filler
     sharing:int=1,     # number of neighbours that share rows
+    kernels:dict[str,int]|None=None,   # modules with each kind of kernel
 )->None:
-    "`SftError` if the number of processes is not the requested one, or two groups begin with the same rows"
+    "`SftError` if processes are not as many as requested, or differ in kernels, or groups begin with the same rows"
     _count_processes(requested, together)
     if together == 1: return
     import torch.distributed as dist
     everyone = [None] * together
-    dist.all_gather_object(everyone, first)
-    rows = [r for batch in everyone[::sharing] for r in batch if r >= 0]
+    dist.all_gather_object(everyone, (first, kernels))
+    batches, used = zip(*everyone)
+    if any(one != kernels for one in used):   # each proves Liger's for itself
+        raise SftError("kernels", f"the processes use different ones: {list(used)}", "the same in all",
+                       edit(kernels="none"), "one_process_instead_of_two")
+    rows = [r for batch in batches[::sharing] for r in batch if r >= 0]
     if len(rows) != len(set(rows)):
-        raise SftError("processes", f"they begin with the same rows: {everyone}", "different rows for each",
+        raise SftError("processes", f"they begin with the same rows: {[*batches]}", "different rows for each",
             "report this with trainer.json", "one_process_instead_of_two")

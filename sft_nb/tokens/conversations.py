@@ -28,11 +28,12 @@ from .turns import has_content
 # %% ../../nbs/04_tokens/05_conversations.ipynb #0f9a6ff7
 class ParsedRow(NamedTuple):
     "A row as a conversation"
-    messages:list[dict]   # ends with the assistant or text; empty if there is no answer
+    messages:list[dict]             # ends with the assistant or text; empty if there is no answer
     has_extra_messages:bool=False   # there were messages after the last answer
     unread:list[str]=[]             # columns that were not read
-    drop_reason:str=""          # why the row excludes itself from training; empty: not excluded
+    drop_reason:str=""              # why the row excludes itself from training; empty: not excluded
     numbers:dict={}                 # column -> number in it that is trained on as text
+    copies:list[str]=[]             # columns that were not read, and repeat messages
 
 def parse_row(
     task:Task,
@@ -74,8 +75,9 @@ def parse_row(
         talk = [m for m in value if isinstance(m, dict)] if isinstance(value, list) else []
         contents = [m["content"] for m in talk if isinstance(m.get("content"), str)]
         return bool(contents) and len(contents) == len(value) and all(text in texts for text in contents)
-    unread = [k for k in unread if not (is_honoured(row, k) or is_copy(row.get(k)))]
-    return ParsedRow(messages[:n], n < len(messages), unread, reason, numbers)
+    copies = [k for k in unread if is_copy(row.get(k))]
+    unread = [k for k in unread if not (is_honoured(row, k) or k in copies)]
+    return ParsedRow(messages[:n], n < len(messages), unread, reason, numbers, copies)
 
 def _plain_messages(task:Task, row:dict, cfg:Config|None)->list[dict]|None:
     "The messages of a row that holds nothing else and needs no translation, as most rows of chats do; None for others"

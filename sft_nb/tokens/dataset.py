@@ -187,8 +187,8 @@ def describe_reasons(
     def describe(reason:str, n:int)->str:
         is_sentence = re.match(r"\d|(\S+ ){1,4}?(?<!that )(is|are|has|holds|was|cannot)\b", reason)   # an error
         if is_sentence: return f"{pluralise(n, 'row')}: {reason}"
-        several = re.sub(r"^(prompt|answer|(near )?duplicate|empty .+)", r"\1s", reason)
-        return f"{n:,} {reason if n == 1 else several}"
+        what = re.match(r"(prompt|answer|(near )?duplicate|empty .+)?", reason)[0]
+        return pluralise(n, what) + reason[len(what):] if what else f"{n:,} {reason}"
     return ", ".join(describe(reason, n) for reason, n in reasons.items())
 
 def look_at_dropped(cfg:Config, s:Split, name:str)->Fix:
@@ -537,9 +537,9 @@ def _side_figures(s:Split)->dict:
 
 def _names_of(s:Split, counts:dict[str,int])->list[str]:
     "Columns by the names that they have in the files, the most frequent first, without those of a few rows or of none"
-    least, unread = .05 * max(counts.values(), default=0), s.seen.unread
+    least = .05 * max(counts.values(), default=0)
     return [s.seen.columns.get(name, name) for name, n in sorted(counts.items(), key=itemgetter(1), reverse=True)
-            if n >= least and unread.get(name, 0) < s.n_kept]
+            if n >= least]
 
 def _learning_facts(cfg:Config, train:Split, eval:Split|None, template:Template)->dict:
     "The facts about what is learned: columns, rows, system prompts and arguments of the template"

@@ -9,13 +9,14 @@ __all__ = ['Row', 'RowStatistics', 'Batch', 'loose_key', 'loose_text', 'rows_to_
 # %% ../../nbs/04_tokens/06_pipeline.ipynb #e7d970b8
 import hashlib, json, re
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from itertools import islice
 
 from fastcore.basics import patch
 
+from ..base.escape import shorten
 from ..base.extensions import extension
 from ..base.report import edit, SftError
 from ..config.load import Config
@@ -41,6 +42,7 @@ class Row:
     drop_kind:str="unusable"     # as in `Truncated`
     prompt_too:bool=False        # True: its prompt is supervised too
     loose:int=0                  # `loose_key` of its prompt, or of a whole text; 0: of tokens, or of a dropped row
+    unread:Sequence[str]=()      # its columns that nothing read
 
 @dataclass
 class RowStatistics:
@@ -206,7 +208,7 @@ def read(self:Reader, place:str, row:dict)->Row:
     "A row with its chunks, or with the reason for leaving it out; `SftError` if `on_bad_row` is error"
     if self.to_drop and not isinstance(row, SftError) and row_key(row) in self.to_drop:
         return Row(place, row, [], [], "listed in drop_rows", "listed")
-    messages, examples, seen = [], [], self.seen
+    messages, examples, unread, seen = [], [], (), self.seen
     if isinstance(row, SftError): name = "unknown"
     elif self.cfg.data_format != "auto": name = self.cfg.data_format
     elif hasattr(self.task, "kind_of"): name = self.task.kind_of(row)
@@ -216,7 +218,7 @@ def read(self:Reader, place:str, row:dict)->Row:
     try:
         if isinstance(row, SftError): raise row   # an unreadable line
         parsed = parse_row(self.task, row, place, self.cfg)
-        messages = parsed.messages
+        messages, unread = parsed.messages, (*parsed.unread, *parsed.copies)
         self.count_unlearned(parsed, row)
         drop_reason = parsed.drop_reason or self.why_nothing_to_learn(messages)
         if parsed.drop_reason and is_numeric_label(row): seen.label_zero += 1
@@ -226,11 +228,12 @@ def read(self:Reader, place:str, row:dict)->Row:
             if system in seen.systems or len(seen.systems) < 2: seen.systems[system] = seen.systems.get(system, 0) + 1
     except SftError as e:
         if self.cfg.on_bad_row == "error": raise
-        drop_reason = e.found if len(e.found) <= 160 else e.found[:160] + "…"
+        drop_reason = shorten(e.found, 160)
     seen.formats[name] = seen.formats.get(name, 0) + 1
     seen.prompts_too += prompt_too and bool(examples)
     loose = loose_key(_prompt_text(messages)) if examples and messages[0]["role"] != "tokens" else 0
-    return Row(place, as_recorded(row), messages, examples, drop_reason, prompt_too=prompt_too, loose=loose)
+    return Row(place, as_recorded(row), messages, examples, drop_reason, prompt_too=prompt_too, loose=loose,
+               unread=unread)
 
 @patch
 def count_unlearned(self:Reader, parsed:ParsedRow, row:dict)->None:
@@ -314,7 +317,8 @@ def look_at_rows(self:Reader, rows:list[Row])->None:
         for found, names in ((seen.answers_from, columns_of_text(row.row, row.messages[-1]["content"])),
                              (seen.prompts_from, columns_of_text(row.row, prompt)),
                              (seen.arguments, [json.dumps(own)] if own else [])):
-            for name in names: found[name] = found.get(name, 0) + 1
+            for name in names:
+                if name not in row.unread: found[name] = found.get(name, 0) + 1
     if texts: texts.count_flaws(seen, inspected, self.t)
 
 

@@ -98,7 +98,7 @@ class TrainingSettings:
         "True: MLPs and norms process long rows in parts, each recomputed; auto: only if nothing else fits")] = "auto"
     kernels:Annotated[Literal["auto","compile","liger","none"], Setting(
         "auto: base and adapter in one product, where equivalent, and on a GPU fused norms, rotary positions and MLPs: "
-        "Liger's, if installed and verified; liger: Liger's or an error (GPU, pip install 'sft_nb[fast]'); compile: "
+        "Liger's, if verified; liger: Liger's or an error (GPU); compile: "
         "one program per layer (GPU); none: unfused, as in peft and transformers")] = "auto"
     max_logits_mib:Annotated[int, Setting(
         "memory that the loss may use for logits; less is slower", ge=1)] = 512

@@ -138,6 +138,11 @@ def check_before_training(
     return checked
 
 # %% ../../nbs/11_training/06_train.ipynb #c3ff3405
+def _count_kernels(bench:Workbench)->dict[str,int]:
+    "The numbers of layers with base and adapter in one product, and of modules of Liger's"
+    kernels = kernels_for(bench.cfg.kernels)
+    return dict(one_product=0, liger=0) if kernels is None else kernels.count_kernels(bench.model)
+
 def build_trainer(
     bench:Workbench,
     run:Run,
@@ -169,11 +174,10 @@ def build_trainer(
         if why := trainer.why_balanced:
             share = f"{trainer.balance_weight:g} of the routers' load-balancing loss"
             log(f"sft_nb: the loss of a step has {share} ({why})")
-        kernels = kernels_for(bench.cfg.kernels)
         write_json(run.path/"trainer.json", dict(
             attention=bench.model.config._attn_implementation or "", rows=bench.layout.name,
             processes=trainer.accelerator.num_processes, loss="sft_nb" if trainer.supervised else "trl",
-            one_product=0 if kernels is None else kernels.in_one_product(bench.model)))
+            **_count_kernels(bench)))
     return trainer
 
 # %% ../../nbs/11_training/06_train.ipynb #4366afd9
@@ -376,7 +380,7 @@ def train_run(
             if is_main: _prepare_folder(run, bench.data, done)
             trainer = build_trainer(bench, run, stop=stop, checkpoint=checkpoint)
             together = trainer.accelerator.num_processes
-            check_processes(bench.cfg.num_processes, together, bench.batches[0], trainer.sharing)
+            check_processes(bench.cfg.num_processes, together, bench.batches[0], trainer.sharing, _count_kernels(bench))
             if is_main: record_provenance(run)   # weights are available and the config is final
             try: trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             except Exception as e:

@@ -8,24 +8,33 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from learner import learner
+
 from sft_nb import load_config, SftError, train
 from sft_nb.extras import search as searching
 from sft_nb.extras.search import next_from_optuna, ValueRange, search, Trial
 from sft_nb.base.report import ConfigError
+from sft_nb.config.load import save_config
 from sft_nb.runs.directory import Run
 
 
+FEW = dict(max_steps=6, max_samples=64, eval_samples=8, preflight=False, max_new_tokens=8)
+
+
 @pytest.fixture
-def cfg(tmp_path):
-    return load_config("demo", runs_dir=str(tmp_path), max_steps=6, max_samples=64, eval_samples=8, preflight=False)
+def demo(tmp_path): return load_config("demo", runs_dir=str(tmp_path), **FEW)
+
+
+@pytest.fixture
+def cfg(demo): return replace(demo, **learner())
 
 
 def losses(run): return [m[k] for m in run.metrics() for k in ("loss", "eval_loss") if k in m]
 
 
 @pytest.mark.parametrize("method", ["lora", "qlora"])
-def test_a_shared_base_trains_to_the_same_bytes(cfg, tmp_path, method):
-    cfg = replace(cfg, method=method)
+def test_a_shared_base_trains_to_the_same_bytes(demo, tmp_path, method):
+    cfg = replace(demo, **learner()) if method == "lora" else demo
     found = search(cfg, learning_rate=[1e-2], lora_r=[4, 8], stop_early=False)
     alone = train(load_config(cfg, runs_dir=str(tmp_path/"alone"), eval_steps=.1, learning_rate=1e-2, lora_r=8))
     shared = found.folder/"learning_rate_0.01-lora_r_8"
@@ -72,16 +81,15 @@ def test_a_stopped_run_without_a_checkpoint_begins_again(cfg, monkeypatch):
     assert search(cfg, learning_rate=[1e-3]).to_dict()["runs"][0]["state"] == "finished"
 
 
-def test_two_processes_share_the_work(cfg, tmp_path):
-    line = [sys.executable, "-m", "sft_nb", "search", "--config", "demo", "--max-steps", "6", "--max-samples", "64",
-            "--eval-samples", "8", "--no-preflight", "--runs-dir", str(tmp_path), "--lr", "1e-3,3e-3,1e-2", "--json"]
+def test_two_processes_share_the_work(cfg, tmp_path, warm_processes):
+    config = save_config(cfg, tmp_path/"config.json")
+    line = [sys.executable, "-m", "sft_nb", "search", "--config", str(config), "--lr", "1e-3,3e-3,1e-2", "--json"]
     both = [subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     ends = [p.communicate(timeout=1200) for p in both]
     assert [p.returncode for p in both] == [0, 0], ends
     runs = sorted(path.parent.name for path in (tmp_path/"search").glob("*/config.json"))
     assert runs == ["learning_rate_0.001", "learning_rate_0.003", "learning_rate_0.01"]
-    last = search(load_config("demo", max_steps=6, max_samples=64, eval_samples=8, runs_dir=str(tmp_path)),
-                  learning_rate=[1e-3, 3e-3, 1e-2])
+    last = search(cfg, learning_rate=[1e-3, 3e-3, 1e-2])
     assert {state.partition(":")[0] for state in last.states.values()} <= {"finished", "stopped early"}
 
 
@@ -104,8 +112,8 @@ def test_a_run_that_cannot_win_is_stopped_and_not_begun_again(cfg):
     assert search(replace(cfg, runs_dir=cfg.runs_dir + "/x"), learning_rate=[1e-2, 1e-7], stop_early=False).losses == {}
 
 
-def test_a_score_of_answers_chooses(cfg):
-    cfg = replace(cfg, max_steps=30, max_samples=300, max_new_tokens=16)
+def test_a_score_of_answers_chooses(demo):
+    cfg = replace(demo, max_steps=30, max_samples=300, max_new_tokens=16)
     found = search(cfg, by="accuracy", learning_rate=[1e-5, 1e-2])
     assert found.by == "accuracy" and len(found.scores) == 2 and found.best.name == "learning_rate_0.01"
     assert "accuracy" in str(found)

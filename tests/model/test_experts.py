@@ -311,7 +311,7 @@ def test_without_the_extras_experts_stay_in_16_bits_and_routers_too(no_extras, t
     assert torch.equal(scores(again), scores(model))
 
 
-@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("kind", ["gpt_oss", pytest.param("qwen3_moe", marks=pytest.mark.soak)])
 def test_a_resumed_run_with_packed_experts_ends_with_the_same_bytes(kind, tmp_path, tokenizer):
     "Killed after its second checkpoint: the experts are packed anew, to the same numbers"
     shape = tiny_config(kind, len(tokenizer))
@@ -364,7 +364,7 @@ def full_training(tmp_path, kind:str, **how)->Run:
         | how))
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "granitemoehybrid"])
+@pytest.mark.parametrize("kind", ["mixtral", pytest.param("granitemoehybrid", marks=pytest.mark.soak)])
 def test_full_training_goes_on_with_weights_that_its_files_call_otherwise(tmp_path, kind):
     "The files of a mixture name each expert, and the model all of them together"
     run = full_training(tmp_path, kind)

@@ -55,7 +55,8 @@ def test_positions_that_begin_behind_the_pad_token(tmp_path, tokenizer, kind):
         assert [answer.text for answer in found] == want
 
 
-@pytest.mark.parametrize("kind", ["roberta", "xglm", "youtu", "prophetnet"])
+@pytest.mark.parametrize("kind", [
+    "roberta", "youtu", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("xglm", "prophetnet"))])
 def test_a_merged_model_is_built_with_the_pad_token_of_its_base(tmp_path, kind):
     "RoBERTa, XGLM and ProphetNet count positions with its number, and Youtu empties its row in the tied head"
     run = train(settings(tmp_path, kind, learning_rate=1e-2, **short_rows(tmp_path)))
@@ -63,7 +64,7 @@ def test_a_merged_model_is_built_with_the_pad_token_of_its_base(tmp_path, kind):
     assert parity.status != "fail" and parity.figures["largest_difference"] < 1e-5
 
 
-@pytest.mark.parametrize("kind", ["zamba", "zamba2"])
+@pytest.mark.parametrize("kind", ["zamba2", pytest.param("zamba", marks=pytest.mark.soak)])
 def test_layers_that_share_a_weight_share_its_adapter(tmp_path, kind):
     "Two adapters would both be added to the weight of a merged model"
     run = train(settings(tmp_path, kind, learning_rate=3e-2, **short_rows(tmp_path)))

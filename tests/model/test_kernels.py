@@ -380,12 +380,6 @@ def test_auto_takes_liger_where_it_is_proven(how, used, monkeypatch):
     assert off(got[0], want[0]) < 1e-5 and all(off(got[1][n], g) < 1e-4 for n, g in want[1].items())
 
 
-def test_processes_that_train_together_do_without_liger(monkeypatch):
-    monkeypatch.setattr(kernels, "is_installed", lambda name: True)
-    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
-    assert on_a_card(monkeypatch, adapted())[1:] == POINTWISE
-
-
 def test_what_somebody_put_into_an_attention_stays(monkeypatch):
     "A patch of the user's, a hook of accelerate's, a script; and changes on top of changes are undone"
     m, called = model("qwen3").train(), []

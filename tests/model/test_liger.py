@@ -109,7 +109,7 @@ def test_where_it_cannot_run(stand, monkeypatch, tokenizer):
     kernels._check_card("compile", "cuda")
     monkeypatch.delenv("TRITON_INTERPRET")
     monkeypatch.setattr(kernels, "is_installed", lambda name: False)
-    says = r"kernels liger: they are not installed.*sft_nb\[fast\]"
+    says = r"kernels liger: they are not installed.*pip install liger-kernel"
     with pytest.raises(ConfigError, match=says): check_kernels("liger")
     with pytest.raises(ConfigError, match=says): check_settings(load_config(kernels="liger"))
     assert all(check_kernels(other) is None for other in ("auto", "compile", "none"))
@@ -125,7 +125,7 @@ def found(): return compared_by_the_interpreter(HERE)
 
 def compared_by_the_interpreter(kinds)->dict:
     "The results of `interpreted.py` in a separate process, as Triton must be started in interpreter mode"
-    if not find_spec("liger_kernel"): pytest.skip("Liger is not installed: pip install 'sft_nb[fast]'")
+    if not find_spec("liger_kernel"): pytest.skip("Liger is not installed here")
     script = Path(__file__).with_name("interpreted.py")
     path = os.pathsep.join([str(script.parent), *sys.path])
     env = os.environ | dict(TRITON_INTERPRET="1", PYTHONPATH=path)
@@ -156,7 +156,7 @@ def test_as_a_run_has_it(found):
 
 def compiled_for(folder, capability:int, *most:int)->dict:
     "The results of `ahead_of_time.py` for GPUs of this kind"
-    if not find_spec("liger_kernel"): pytest.skip("Liger is not installed: pip install 'sft_nb[fast]'")
+    if not find_spec("liger_kernel"): pytest.skip("Liger is not installed here")
     script = Path(__file__).with_name("ahead_of_time.py")
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | dict(TRITON_CACHE_DIR=str(folder))
     done = subprocess.run([sys.executable, script, str(capability), *map(str, most)], env=env, capture_output=True,

@@ -194,7 +194,9 @@ def test_a_batch_of_more_rows_than_were_asked_for_is_a_warning():
 @pytest.mark.parametrize("how", [
     {}, dict(method="qlora"), dict(method="full"), dict(modules_to_save=("lm_head",))], ids=str)
 def test_a_plan_names_its_model_and_the_size(tmp_path, how):
-    cfg = four_b(tmp_path, **dict(method="lora") | how)
+    few = QWEN3_4B | dict(num_hidden_layers=4, intermediate_size=114_688)   # as many weights, a skeleton of few modules
+    cfg = load_config(model=folder(tmp_path, "qwen3", **few), tokenizer="tiny", init="random",
+                      **dict(method="lora") | how)
     made = plan(cfg, device="rtx4090-24gb", lengths=[100])
     title = made.title
     assert title.startswith(f"plan for {cfg.model.rpartition('/')[2]}, 4.") and title.endswith("on rtx4090-24gb")

@@ -58,7 +58,10 @@ def trained_as(train_once):
 def of_six_steps(trained_as): return trained_as("qlora")
 
 
-@pytest.mark.parametrize("kind", ADAPTERS)
+SELDOM = {"fp4, gaussian", "rslora, olora"}   # olora: below; fp4: tests/planning/test_bits.py
+
+@pytest.mark.parametrize("kind", [
+    pytest.param(kind, marks=pytest.mark.soak if kind in SELDOM else []) for kind in ADAPTERS])
 @pytest.mark.filterwarnings("ignore")
 def test_trained_loaded_merged_and_reloaded_are_one_model(trained_as, kind):
     run = trained_as(kind)
@@ -253,8 +256,9 @@ def test_an_answer_that_became_unlikely_is_a_failure():
 
 def test_answers_that_differ_come_first():
     a, b = (merging.Probe(["3", text], [[0, 1, 2]] * 2, [1] * 2, [torch.ones(3, 50)] * 2) for text in ("4", "5"))
-    assert parity(a, b).findings[0].says.startswith("1 of 2 greedy answers differ; logits of adapter and merged differ")
-    assert "; 2 of 2 greedy answers are equal" in parity(a, a).findings[0].says
+    both = "the merged model and the adapter agree"
+    assert parity(a, b).findings[0].says.startswith(f"{both} but for some answers: 1 of 2 greedy answers are equal")
+    assert parity(a, a).findings[0].says.startswith(f"{both}, up to rounding: 2 of 2 greedy answers are equal")
 
 
 def test_a_run_in_16_bits_is_merged_in_32(tmp_path):

@@ -93,7 +93,8 @@ def test_twelve_steps_on_real_rows_are_learned_and_the_adapter_finds_its_base(sm
     assert in_form[1] > in_form[0]
 
 
-@pytest.mark.parametrize("rows, first", [("nli", 0), ("nli", 700), ("units", 0)])
+@pytest.mark.parametrize("rows, first", [
+    ("nli", 0), *(pytest.param(*chosen, marks=pytest.mark.soak) for chosen in (("nli", 700), ("units", 0)))])
 def test_bfloat16_rounds_but_rows_that_read_each_other_are_found(smollm2, rows, first):
     "Answers of two to four tokens, whose loss changes by several percent with the width of a batch"
     if rows == "units":

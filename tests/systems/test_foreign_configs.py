@@ -699,6 +699,10 @@ OTHER_TOOLS = [   # a file of a tool that is not read, as its documentation has 
                   "params: {block_size: 99, lr: 1e-4, peft: true, quantization: int4, target_modules: all-linear}",
      dict(model="u/m", train_file="u/x:train_sft", max_length=99, learning_rate=1e-4, method="qlora", lora_r=16,
           train_on_prompt=True, warmup_steps=.1)),
+    ("AutoTrain", "task: llm-sft\nbase_model: u/m\nproject_name: x\n"
+                  "params: {lr: 1e-4, peft: true, quantization: int8}", dict(method="qlora", load_in_8bit=True)),
+    ("H2O LLM Studio", "llm_backbone: u/m\ndataset: {train_dataframe: a.csv}\narchitecture: {backbone_dtype: int8}",
+     dict(method="qlora", load_in_8bit=True)),
     ("Unsloth Studio", "model: u/m\ndata: {dataset: u/x}\ntraining: {training_type: lora, batch_size: 2}\n"
                        "lora: {lora_r: 64}",
      dict(model="u/m", train_file="u/x", per_device_train_batch_size=2, lora_r=64, method="lora"))]

@@ -1,5 +1,6 @@
 "Defects of rows that train without an error: each is reported where it is planted, and not in clean rows"
 import random
+import re
 
 import pytest
 
@@ -110,6 +111,9 @@ def test_the_same_in_worker_processes(tokenizer, monkeypatch):
 @pytest.mark.parametrize("train, settings, expected", [
     ([dict(query="Hi?", reply="Yes.", id=7)] * 2, dict(fields=("question=query", "answer=reply")),
      "Learned: reply, as the answer to query. From all 2 rows. Not used: id. No system prompt in the rows."),
+    ([dict(query=f"{k} + {k}?", reply=str(2 * k), id=k) for k in range(20)],   # a number that is in some answers
+     dict(fields=("question=query", "answer=reply")),
+     "Learned: reply, as the answer to query. From all 20 rows. Not used: id. No system prompt in the rows."),
     ([dict(messages=[dict(role="system", content="Be brief."), dict(role="user", content="Hi?"),
                      dict(role="assistant", content=text)]) for text in ("Yes.", "No.", "")], {},
      "Learned: the answers in messages. From 2 of 3 rows, without 1 empty answer. System prompt: 'Be brief.'."),
@@ -123,7 +127,8 @@ def test_the_same_in_worker_processes(tokenizer, monkeypatch):
 def test_a_paragraph_names_what_is_learned(train, settings, expected, tokenizer):
     report = prepare(load_config(task="chat", **settings), tokenizer, train=train).report
     assert report.summary == expected
-    assert expected.split(".")[0] in str(report) and report.to_dict()["facts"]["rows"] == 2
+    rows = report.to_dict()["facts"]["rows"]
+    assert expected.split(".")[0] in str(report) and re.search(rf"From (all )?{rows} ", expected)
     assert "Learned: " in report._repr_html_()
 
 

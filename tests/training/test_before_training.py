@@ -105,6 +105,15 @@ def test_processes_that_are_not_what_was_asked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
     says = "2 were requested, 1 were started, and 1 train together.*num_processes=1"
     with pytest.raises(SftError, match=says): check_processes(2, 1, [])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    def gather(everyone, own): everyone[:] = [own, ([5, 6], dict(one_product=7, liger=0))]   # rows, kernels
+    monkeypatch.setattr("torch.distributed.all_gather_object", gather)
+    check_processes(2, 2, [1, 2], 1, dict(one_product=7, liger=0))
+    with pytest.raises(SftError, match="the processes use different ones: .*'liger': 3.*'liger': 0.*kernels='none'"):
+        check_processes(2, 2, [1, 2], 1, dict(one_product=7, liger=3))
+    with pytest.raises(SftError, match=r"same rows: \[\[5, 6\], \[5, 6\]\]"):
+        check_processes(2, 2, [5, 6], 1, dict(one_product=7, liger=0))
+    monkeypatch.setenv("WORLD_SIZE", "1")
     says = "2 processes are requested, but this is one.*launch"
     with pytest.raises(ConfigError, match=says): train(small(tmp_path, num_processes=2))
 

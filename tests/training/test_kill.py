@@ -1,4 +1,4 @@
-"""Twelve SIGKILLs, ten of them inside a checkpoint: each run ends bit for bit where an undisturbed one ends.
+"""Six SIGKILLs, five of them inside a checkpoint: each run ends bit for bit where an undisturbed one ends.
 `scripts/soak.py` does a hundred."""
 import importlib
 import random
@@ -22,20 +22,22 @@ def whole(tmp_path_factory):
     return cfg, *soak.undisturbed(cfg)
 
 
-def test_twelve_kills_and_not_a_bit_is_lost(whole):
+def test_six_kills_and_not_a_bit_is_lost(whole):
     cfg, reference, seconds = whole
     assert [m["step"] for m in reference.metrics() if "loss" in m] == [1, *range(2, 25, 2)]
     assert reference.status.step == 24
-    rng, places, k = random.Random(5), [*soak.PLACES] * 2, 0
+    rng, places, k = random.Random(5), [*soak.PLACES], 0
     rng.shuffle(places)
     while places:
         k += 1
         run = soak.disturbed(cfg, f"run-{k}", places, rng, seconds)
         assert soak.differences(run, reference) == [], run.path
-        assert k < 20
+        assert k < 10
 
 
-@pytest.mark.parametrize("kind", ["full", "packed", "together"])
+# in the suite, tests/training/test_train.py stops packed rows, and test_together.py kills each of two processes
+@pytest.mark.parametrize("kind", [
+    "full", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("packed", "together"))])
 def test_two_kills_of_another_kind_of_training(tmp_path, kind):
     "A whole model, packed rows, and one of two processes; `scripts/soak.py` does sixty"
     cfg = replace(soak.setup(tmp_path), **learner() | soak.KINDS[kind])

@@ -84,7 +84,7 @@ def test_what_is_going_to_happen_is_said_once_by_one_process_and_by_two(tmp_path
 
 
 def test_a_crash_says_why_in_the_parent(tmp_path):
-    run = launch(six_steps(tmp_path, run_name="shot", max_steps=5000, num_train_epochs=900))
+    run = launch(small(tmp_path, run_name="shot", max_steps=5000, num_train_epochs=900))
     until(run.checkpoints)
     os.kill(run.owner(), signal.SIGKILL)
     says = r"run 'shot': its process died without reporting an error at step [1-9].*Fix: resume\("

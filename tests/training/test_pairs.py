@@ -38,7 +38,7 @@ def test_the_table_is_of_this_array_and_nothing_in_it_failed():
 
 @pytest.mark.parametrize("row", [
     dict(method="qlora", dtype="bfloat16", checkpointing="yes", dropout="0.3", modules_to_save="embed_tokens"),
-    dict(dtype="bfloat16", schedule="polynomial", processes="2, ZeRO-2"),
+    pytest.param(dict(dtype="bfloat16", schedule="polynomial", processes="2, ZeRO-2"), marks=pytest.mark.soak),
     dict(method="qlora, 8 bits", DoRA="yes"), dict(modules_to_save="lm_head", train_tokens="<|im_end|>")], ids=str)
 def test_rows_that_once_broke(row):
     "They train, are resumed byte for byte, and merge; or are refused with a sentence of ours"

@@ -18,7 +18,7 @@ from ...cli.commands import (
     _CHECK, _check_agreement, _CHECKPOINT_NOW, _CONFIG, _config_option, _DATA, _JSON, _PLAN, _print_json_or_report,
     _print_text, _RUN, _STOP, _TRAIN, _TRUST, search_command)
 from sft_nb.cli.evaluation import (
-    _ASKS, _CARD_OPTIONS, _check_run_exists, _check_target_exists, _EVALUATE, _evaluation_options, _GENERATE, _MERGE,
+    _ASKS, _CARD_OPTIONS, _check_run_exists, _target_of_options, _EVALUATE, _evaluation_options, _GENERATE, _MERGE,
     _PAGE, _PROVE, _REPLY_OPTIONS, _RUNS, _SWEEP, _VERDICT, _VERIFY, _WHAT, compare_command, explain_command,
     replay_command)
 from ...cli.console import COMMANDS, completion_command
@@ -69,7 +69,7 @@ _COMPARE = dict(
 def compare_two(args:list[str])->int:
     "`sft_nb compare`"
     options = parse_own("compare", args, _COMPARE, summary=compare_command.__doc__)
-    for what in (options.a, options.b): _check_target_exists(what, options)
+    for what in (options.a, options.b): _target_of_options(what, options)
     from sft_nb.extras.compare import compare
     made = compare(options.a, options.b, among=options.among, **_evaluation_options(options))
     _print_json_or_report(made, options.json)
