@@ -36,8 +36,9 @@ def tell(name:str, base:dict)->dict:
     first = found.best
     named = first is not None and first.sure != "possible"
     right = first is not None and first.name == problem.cause if problem.cause else not named
+    wrong = not right and first is not None and first.sure == "certain"
     return dict(base=base["model"], problem=name, planted=problem.cause, first=first and first.name,
-                sure=first and first.sure, right=right, confident_and_wrong=not right and first.sure == "certain",
+                sure=first and first.sure, right=right, confident_and_wrong=wrong,
                 evidence=list(first.evidence) if first else [], fix=first.finding.to_dict()["fix"] if first else "",
                 others=[f"{c.name} ({c.sure})" for c in found.causes[1:]],
                 experiments=[t.name for t in found.tried if t.seconds is not None],

@@ -50,7 +50,8 @@ def clean(book)->None:
 def run(path:Path)->None:
     "Execute a notebook in its folder, and write it with its outputs; an error of a cell is raised, and nothing written"
     book = nbformat.read(path, 4)
-    NotebookClient(book, timeout=3600, kernel_name="python3", resources=dict(metadata=dict(path=path.parent))).execute()
+    NotebookClient(book, timeout=3600, kernel_name="python3", coalesce_streams=True,
+                   resources=dict(metadata=dict(path=path.parent))).execute()
     clean(book)
     nbformat.write(book, path)
 

@@ -37,6 +37,15 @@ def kinds(n:int=300, *, held_out:bool=False)->list[dict]:
     return rows
 
 
+def products(n:int=400, *, held_out:bool=False)->list[dict]:
+    "A task that is too hard for `tiny`, whose answers do follow from their prompts"
+    draw, rows = random.Random(held_out), []
+    for _ in range(n):
+        a, b = draw.randint(100, 999), draw.randint(100, 999)
+        rows.append(dict(question=f"{a} * {b} =", answer=f"#### {a * b}"))
+    return rows
+
+
 def exchanged(rows:list[dict], share:float)->list[dict]:
     "A share of the rows with the answer of another of them, or of two labels the other one"
     out, labels = [dict(r) for r in rows], sorted({r["answer"] for r in rows})
@@ -194,6 +203,7 @@ HEALTHY = dict([
     _kinds("healthy-unscored", ""),
     _sums("healthy-sums", "", scored={}, max_steps=300, rows=lambda base: sums(3000)),
     _sums("healthy-chat", "", task="chat", scored={}, rows=lambda base: kinds(), held=lambda: kinds(40, held_out=True)),
+    _sums("too-hard", "", scored={}, rows=lambda base: products(), held=lambda: products(40, held_out=True)),
     _kinds("healthy-full", "", scored={}, method="full", learning_rate=1e-3)])
 
 ON_REAL = ("rate-high", "rate-low", "few-steps", "no-end", "scorer", "shuffled", "exchanged-labels", "short-answers",

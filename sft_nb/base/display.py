@@ -18,7 +18,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from .escape import escape_html, escape_controls
+from .escape import escape_html, escape_controls, shorten
 
 # %% ../../nbs/00_base/02_display.ipynb #fac0htm1
 class Html(str):
@@ -96,7 +96,7 @@ def cell_text(
     "A cell of a table in one line of text"
     text = format_number(cell)
     text = escape_controls(text if text.isprintable() else " ".join(text.split()))
-    return text if len(text) <= widest else text[:widest - 1] + "…"
+    return shorten(text, widest)
 
 # %% ../../nbs/00_base/02_display.ipynb #fit00002
 @dataclass(frozen=True)
@@ -337,8 +337,7 @@ def format_figure(
     if isinstance(v, dict): return ", ".join(f"{label(k)} {format_figure(x, k)}" for k, x in v.items())
     if isinstance(v, (list, tuple)): return ", ".join(map(format_figure, v))
     if isinstance(v, str) and ("\n" in v or len(v) > _LONGEST_FIGURE):
-        v = " ".join(v.split())   # such as a system prompt
-        return v if len(v) <= _LONGEST_FIGURE else v[:_LONGEST_FIGURE - 1] + "…"
+        return shorten(" ".join(v.split()), _LONGEST_FIGURE)   # such as a system prompt
     return format_number(v)
 
 # %% ../../nbs/00_base/02_display.ipynb #f17a5309

@@ -157,8 +157,9 @@ def as_fix(fix:Fix|str)->Fix:
 
 # %% ../../nbs/00_base/07_report.ipynb #f1xq0002
 def pluralise(n:int, word:str, words:str="")->str:
-    "`1 row`, `7,473 rows`; `words` is the plural if it needs more than an s"
-    return f"{n:,} {word}" if n == 1 else f"{n:,} {words or f'{word}s'}"
+    "`1 row`, `7,473 rows`, `2 entries`; `words` is the plural if it needs more than that"
+    if n == 1: return f"{n:,} {word}"
+    return f"{n:,} {words or re.sub('(?<![aeiou])y$', 'ie', word) + 's'}"
 
 # %% ../../nbs/00_base/07_report.ipynb #17b691d1
 def with_article(noun:str)->str:
@@ -204,8 +205,9 @@ class SftError(Exception):
         return f"{self.where}: {self.found}" + (f"; {self.expected}" if self.expected else "")
 
     def __str__(self):
-        fix = str(self.fix).rstrip(".")
-        return escape_controls(self.reason.rstrip(".") + "." + (f" Fix: {fix}." if fix else ""))
+        fix = str(self.fix)
+        if not fix.endswith("..."): fix = fix and fix.rstrip(".") + "."
+        return escape_controls(self.reason.rstrip(".") + "." + (f" Fix: {fix}" if fix else ""))
 
     @classmethod
     def all(cls,

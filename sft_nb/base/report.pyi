@@ -73,7 +73,7 @@ def as_fix(fix: Fix | str) -> Fix:
     """Convert a text to a fix that is advice; return a `Fix` unchanged"""
 
 def pluralise(n: int, word: str, words: str='') -> str:
-    """`1 row`, `7,473 rows`; `words` is the plural if it needs more than an s"""
+    """`1 row`, `7,473 rows`, `2 entries`; `words` is the plural if it needs more than that"""
 
 def with_article(noun: str) -> str:
     """`a list`, `an int`"""

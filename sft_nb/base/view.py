@@ -11,7 +11,7 @@ import json, re, shutil, textwrap
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 
-from .escape import escape_controls
+from .escape import escape_controls, shorten
 from .display import (
     as_html, badge_html, code_html, details_html, failure_page, figures_table, Html, link_html, page_url, Shown,
     STATUS_MARKS, Table, table_html, table_text)
@@ -171,7 +171,7 @@ class RecordTable(Viewable, list):
     def view(self)->View:
         def cell(value, most:int=200):
             if isinstance(value, (dict, list)): value = json.dumps(value, ensure_ascii=False, default=str)
-            return f"{value[:most]}…" if isinstance(value, str) and len(value) > most else value
+            return shorten(value, most) if isinstance(value, str) else value
         lines = [{name: cell(v) for name, v in line.items()} for line in self[:self.most]]
         table = Table(lines, left=[name for line in lines for name in line], widest=60)
         more = [f"and {len(self) - self.most:,} more"] if len(self) > self.most else []

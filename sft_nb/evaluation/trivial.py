@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ..base.escape import shorten
 from ..base.extensions import extension, REINSTALL
 from ..base.report import command, Finding, pluralise, SftError, skipped, warn
 from ..rows.thoughts import answer_of, without_thought
@@ -42,8 +43,7 @@ class Trivial:
         "The answer, shortened, and where it comes from"
         if not self.source: return ""
         if self.kind != "same answer": return f"those of the {self.source}"
-        text = " ".join(self.text.split())
-        if len(text) > 40: text = f"{text[:19]}…{text[-20:]}"
+        text = shorten(" ".join(self.text.split()), 40, end=20)
         return f"{text!r}, the most common in the {self.source}"
 
 _KINDS = ("same answer", "empty answer", "copy of the prompt", "label shares")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..base.credentials import redact, redact_json
 from ..base.display import as_html, AXIS_COLOUR, figure_html, figures_table, plain_axes, table_html
-from ..base.escape import escape_controls
+from ..base.escape import escape_controls, shorten
 from ..base.files import open_regular, parse_json, read_json_object, write_atomically
 from ..base.progress import format_duration, log
 from ..base.report import command, error_summary, pluralise, read_figures, shell_quote, SftError, why_unreadable
@@ -495,5 +495,4 @@ def card_page(
         raise SftError(str(path), found, "", "name a file in a folder that exists") from e
 
 def _shorten_answer(text:str)->str:
-    text = " ".join(text.split())
-    return text if len(text) <= 160 else f"{text[:100]} … {text[-50:]}"
+    return shorten(" ".join(text.split()), 160, end=50)

@@ -26,6 +26,7 @@ from ..tokens.turns import supervised_messages
 from ..runs.directory import open_run, Run
 from ..runs.status import ACTIVE
 from ..evaluation.statistics import sign_test
+from .search import settings_in_words
 from .evidence import Arm, Measured, Missing
 
 # %% ../../nbs/16_extras/51_explain.ipynb #exp0cau1
@@ -376,15 +377,15 @@ def _find_unrelated(measured, heart_or_none, arms_or_none):
     train, held = _answers_relate(measured, "train"), _answers_relate(measured, "eval")
     if train >= 2 or len(measured["base", "train"].gain) < 16: return None
     evidence = [f"training answers are {train:+.1f} standard errors likelier after their own prompts than after others"]
-    sure, against = "possible", []
-    if held >= 4:
-        sure, evidence = "certain", [*evidence, f"held-out answers {held:+.1f}: the model can see such a relation"]
-    elif ("tuned", "train") not in measured: against.append("no trained model was measured")
-    if heart_or_none is not None and heart_or_none.after < .5 * heart_or_none.before:
-        evidence.append("the same settings learn 8 rows by heart")
-        if sure == "possible" and arms_or_none and max(a.gain for a in arms_or_none.values()) < .1: sure = "likely"
+    sure, against = "certain", ()
+    if held >= 4: evidence.append(f"held-out answers {held:+.1f}: the model can see such a relation")
+    else:   # a model that is too small for the task sees no relation either
+        learns = heart_or_none is not None and heart_or_none.after < .5 * heart_or_none.before
+        if not learns or not arms_or_none or max(a.gain for a in arms_or_none.values()) >= .1: return None
+        sure, against = "possible", (f"held-out answers {held:+.1f}: the task may be too hard for this base",)
+        evidence += ["the same settings learn 8 rows by heart", "no other setting that was tried helps"]
     fix = "prompts and answers of {train_file}: do they belong together?"
-    return [Cause("unrelated", sure, .8, tuple(evidence), fix, tuple(against))]
+    return [Cause("unrelated", sure, .8, tuple(evidence), fix, against)]
 
 @_add_finder
 def _find_memorised(measured, data):
@@ -409,12 +410,6 @@ class _Try:
     cause:str
     settings:dict
     unusual:float   # 0: it is as usual; the higher, the sooner it is tried
-
-def _in_words(settings:dict)->str:
-    def short(v):
-        if isinstance(v, tuple): return " ".join(v)
-        return f"{v:g}" if isinstance(v, float) else str(v)
-    return ", ".join(f"{name} {short(v)}" for name, v in settings.items())
 
 def _settings_to_try(case:Measured)->list[_Try]:
     "Settings that may be mended, the most unusual first"
@@ -466,7 +461,7 @@ def _find_by_trying(arms, cfg):
         if sure == "certain" and t.p >= .01: sure = "likely"
         if t.what.cause in ("rate_high", "rate_low") and t.share_of_steps < .3 and sure == "certain": sure = "likely"
         changed = t.what.settings.items()
-        change = ", ".join(f"{_in_words({name: v})} instead of {getattr(cfg, name)}" for name, v in changed)
+        change = ", ".join(f"{settings_in_words({name: v})} instead of {getattr(cfg, name)}" for name, v in changed)
         fix = edit(**t.what.settings)
         if t.what.cause == "few_steps":
             change, fix = f"{pluralise(t.arm.steps, 'more step')}", edit(num_train_epochs=2 * cfg.num_train_epochs)
@@ -498,7 +493,9 @@ def _count_tokens(case:Measured, passes:float)->float:
     return passes * sum(len(p.prompt) + len(p.answer) for side in case.part("pairs").values() for p in side)
 
 def _say_losses(m:dict)->str:
-    return ", ".join(f"{kind} {side} {losses.per_token:.3g}" for (kind, side), losses in m.items())
+    text = "nats a token: " + ", ".join(f"{kind} {side} {losses.per_token:.3g}" for (kind, side), losses in m.items())
+    if any(_answers_relate(m, side) >= 2 for side in ("train", "eval")): return text
+    return f"{text}; answers are no likelier after their own prompts than after others: this model cannot tell why"
 
 # name, what it asks, seconds, what makes it, when it is needed, its result in words
 _MEASURES = (
@@ -509,7 +506,7 @@ _MEASURES = (
      lambda c: str(c.score)),
     ("measured", "how likely answers are after their own prompts and after others",
      lambda c: c.seconds_of_passes(_count_tokens(c, 4 + len(c.part("labels")))), lambda c: c.measured,
-     lambda c, found: True, lambda c: f"nats a token: {_say_losses(c.measured)}"),
+     lambda c, found: True, lambda c: _say_losses(c.measured)),
     ("reopened", "whether held-out answers are likelier after the beginning of the training prompts",
      lambda c: c.seconds_of_passes(_count_tokens(c, 1)), lambda c: c.reopen(),
      lambda c, found: bool(c.part("openings")), lambda c: "{:.3g} → {:.3g} nats a token".format(*c.reopened)),
@@ -529,7 +526,7 @@ _COSTLY = {name for name, *_ in _MEASURES} | {"arms", "score"}
 _MOST_TRIES, _FIXED_SECONDS = 5, 5.
 
 def _find_causes(case:Measured)->list[Cause]:
-    "The causes that the parts made so far show, the most certain first; of equal ones the most certain"
+    "The causes that the parts made so far show, the most certain first, and of those what causes others"
     found = {}
     for f in _FINDERS:
         args = {}
@@ -548,9 +545,9 @@ def _find_causes(case:Measured)->list[Cause]:
             same = found.get(cause.name)
             if same is None or (SURE.index(cause.sure), -cause.weight) < (SURE.index(same.sure), -same.weight):
                 found[cause.name] = cause
-    follow = {name for cause in found.values() if cause.sure == "certain" for name in _FOLLOWS.get(cause.name, ())}
-    kept = [c for name, c in found.items() if name not in follow]
-    return sorted(kept, key=lambda c: (SURE.index(c.sure), -c.weight))
+    def that_follow(sure:str): return {n for c in found.values() if c.sure == sure for n in _FOLLOWS.get(c.name, ())}
+    kept = [c for name, c in found.items() if name not in that_follow("certain")]
+    return sorted(kept, key=lambda c: (SURE.index(c.sure), c.name in that_follow(c.sure), -c.weight))
 
 class _Explainer:
     "An explanation under way"
@@ -620,7 +617,7 @@ class _Explainer:
         "A training with a setting mended; None: with those of the run, as a control"
         settings, asks = dict(what.settings) if what else {}, f"{pluralise(steps, 'step')} with the settings of the run"
         is_longer = what is not None and what.cause == "few_steps"
-        if what: asks = f"{CAUSES[what.cause]}? {pluralise(steps, 'step')} with {_in_words(settings)}"
+        if what: asks = f"{CAUSES[what.cause]}? {pluralise(steps, 'step')} with {settings_in_words(settings)}"
         if is_longer: asks = f"{CAUSES[what.cause]}? {pluralise(steps, 'more step')}"
         def make(case):
             if is_longer:   # from where it ended

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..base.escape import escape_html
+from ..base.escape import escape_html, shorten
 from ..base.files import write_atomically
 from ..base.progress import format_duration, log, log_disk_error, Phase, show_progress
 from ..base.report import ConfigError, edit, pluralise
@@ -309,8 +309,7 @@ def measure_rows(
 
 # %% ../../nbs/16_extras/44_nearest_rows.ipynb #nea0res2
 def _cut_text(text:str, most:int=44)->str:
-    text = " ".join(text.split())
-    return text if len(text) <= most else f"{text[:most - 1]}…"
+    return shorten(" ".join(text.split()), most)
 
 def rows_table(
     rows:list[MeasuredRow],

@@ -425,7 +425,9 @@ def explain_wrong_column(
     kept = {f: c for f, c in given.items() if f not in wrong}
     free = [str(c) for c in row if c not in kept.values()]
     near = {f: (difflib.get_close_matches(c, [c for c in free if c != f], 1) or [""])[0] for f, c in wrong.items()}
+    same = next((c for c in map(str, row) if c.casefold() == column.casefold()), "")
     if near[field]: expected = f"did you mean {near[field]}? The columns are {columns}"
+    if same: expected = f"there is {same}, in another case. The columns are {columns}"
     kept |= {f: given[f].replace(wrong[f], c) for f, c in near.items() if c}
     pairs = tuple(f"{f}={kept[f]}" for f in given if f in kept)
     fix, renamed = edit(fields=pairs or None), dict(row) | {f: row[c] for f, c in kept.items() if c in row}

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ValueRange', 'search_space', 'Trial', 'next_in_grid', 'next_from_optuna', 'cannot_win', 'loss_curve', 'SharedBase',
-           'Search', 'search']
+           'settings_in_words', 'Search', 'search']
 
 # %% ../../nbs/16_extras/19_search.ipynb #srch0003
 import ast, difflib, itertools, json, math, re, shutil
@@ -227,9 +227,13 @@ class SharedBase:
         else: yield bench.base()
 
 # %% ../../nbs/16_extras/19_search.ipynb #srch0020
-def _short_value(value)->str: return f"{value:g}" if isinstance(value, float) else str(value)
+def _short_value(value)->str:
+    if isinstance(value, tuple): return " ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
-def _in_words(values:dict)->str: return ", ".join(f"{name} {_short_value(v)}" for name, v in values.items())
+def settings_in_words(values:dict)->str:
+    "`learning_rate 0.001, lora_r 8`"
+    return ", ".join(f"{name} {_short_value(v)}" for name, v in values.items())
 
 @dataclass(frozen=True, repr=False)
 class Search(Ranking):
@@ -272,15 +276,15 @@ class Search(Ranking):
     @property
     def conclusions(self)->list[str]:
         "The best run, by how much, what to try next, and why runs ended early or failed"
-        why = [f"{_in_words(self.values[name])}: {text}" for name, text in self.states.items() if ":" in text]
+        why = [f"{settings_in_words(self.values[name])}: {text}" for name, text in self.states.items() if ":" in text]
         if not self.scores: return ["no run has finished", *why]
         d, best = self.swept.pick.difference, self.swept.best
         change = format_change(self.base.overall(self.by), self.scores[best].overall(self.by))
         n = len(self.scores)
         chosen = f", corrected for the choice among the {n} that finished" if n > 1 else ""
-        lines = [f"best: {_in_words(self.values[best])} ({best})",
+        lines = [f"best: {settings_in_words(self.values[best])} ({best})",
                  f"{self.by} {change}, {d.number(d.gain)} (95% interval {d.span}; {d.p_text}){chosen}"]
-        others = "; ".join(_in_words(self.values[name]) for name in self.as_good)
+        others = "; ".join(settings_in_words(self.values[name]) for name in self.as_good)
         if others: lines.append(f"cannot be told apart from it: {others}")
         for name, which in self.at_the_edge().items():
             beyond = "smaller" if which == "smallest" else "larger"
@@ -382,7 +386,7 @@ class _Searcher:
         pairs = "-".join(f"{name}_{_short_value(v)}" for name, v in values.items())
         name = re.sub(r"[^\w.-]+", "_", pairs).strip("_")   # the same in each process
         if len(name) > 100: name = f"{name[:83]}-{digest(name)[:16]}"
-        log(f"sft_nb: {_in_words(values)}")
+        log(f"sft_nb: {settings_in_words(values)}")
         behind = self.callback()
         try:
             cfg = load_config(self.cfg, run_name=name, **values)

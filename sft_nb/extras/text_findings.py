@@ -11,6 +11,7 @@ from operator import itemgetter
 
 import numpy as np
 
+from ..base.escape import shorten
 from ..base.report import edit, Finding, pluralise, warn
 from ..rows.thoughts import split_thought
 from ..tokens.template import Template
@@ -176,8 +177,7 @@ def find_in_texts(
         flaws.append(f"{fillers:,} are placeholders, as {seen.examples['filler'].strip()!r}")
     for answer, k in sorted(seen.repeated.items(), key=itemgetter(1), reverse=True)[:3]:
         if k < max(_SHARE * single, 3) or not mostly_unique(single, once, k) or is_filler(answer): continue
-        short = answer if len(answer) <= 60 else answer[:60] + "…"
-        flaws.append(f"{k:,} are {short!r}")
+        flaws.append(f"{k:,} are {shorten(answer, 60)!r}")
     if flaws:
         text = f"of {pluralise(n, 'answer')} looked at, {'; '.join(flaws)}; all of them are learned as they are"
         out.append(warn(text, "clean these answers, or leave their rows out", check=f"{name}_texts"))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from ..base.escape import shorten
 from ..base.display import Table
 from ..base.files import open_regular, read_json_object
 from ..base.report import (
@@ -77,7 +78,7 @@ class Verification(Viewable):
         status, text = {0: ("ok", "nothing contradicts it"), 1: ("fail", "it is contradicted"),
                         3: ("warn", "nothing contradicts it, but not all was reproduced")}[self.exit_code]
         order = sorted(self.claims, key=lambda c: min(LEVELS.index(c.level), 2))   # what is wrong comes first
-        lines = [dict(claim=c.name, level=c.level, card=_shorten_value(c.value), why=c.why[:300]) for c in order]
+        lines = [dict(claim=c.name, level=c.level, card=shorten(c.value, 60, end=16), why=c.why[:300]) for c in order]
         return View(f"card of {self.card}", f"{text}: {', '.join(counts)}", status=status,
                     parts=[Table(lines, left=["claim", "level", "card", "why"], widest=300)],
                     data=dict(exit_code=self.exit_code, card=self.card, folder=self.folder, claims=self.claims))
@@ -85,8 +86,6 @@ class Verification(Viewable):
 def reason_of(error:Exception)->str:
     "The reason why something could not be computed here"
     return getattr(error, "found", "") or error_summary(error)
-
-def _shorten_value(text:str)->str: return text if len(text) <= 60 else f"{text[:40]}…{text[-16:]}"
 
 # %% ../../nbs/16_extras/42_verify.ipynb #vf0evi01
 _MOST_ROWS = 10**6   # that a task makes for a card of a stranger

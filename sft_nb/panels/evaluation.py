@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from fastcore.basics import patch
 
-from ..base.escape import escape_html
+from ..base.escape import escape_html, shorten
 from ..base.extensions import need_extension
 from ..base.files import write_atomically
 from ..base.report import command, ConfigError, pluralise, shell_quote, SftError
@@ -216,8 +216,7 @@ def cells(self:EvalState, numbers:list[int])->list[list]:
     lines, start = [], self.kept["place"]
     for k in numbers:
         a, b = self.base.answers[k], self.tuned.answers[k]
-        begins = " ".join(a.prompt.split())
-        if len(begins) > 120: begins = f"{begins[:119]}…"
+        begins = shorten(" ".join(a.prompt.split()), 120)
         became = outcome(a, b, self.sweep.by)
         got = ["none" if x.got is None else x.got[:40] for x in (a, b)]
         lines.append([a.where[start:], begins, became, a.expected[:40], *got])

@@ -196,7 +196,7 @@ def parity(
     b:Probe,                  # with `like=a`
     *, base:Probe|None=None,  # the model without its adapter, with `like=a`; `b` must be much closer to `a`
     noise:float=0.,           # mean difference of the base's logits by the format of `b`; 0: float32
-    names:tuple[str,str]=("adapter", "merged"),
+    names:tuple[str,str]=("the adapter", "the merged model"),
     dtype:str="float32",      # name of the format of `b`
     has_ties:bool=False,      # True: the answers of one of them were computed in 16 bits
 )->Report:
@@ -204,25 +204,24 @@ def parity(
     g = measure_gap(a, b, base, noise=noise)
     figures = dict(prompts=g.prompts, largest_difference=g.worst, mean_difference=g.mean, largest_logit=g.scale,
                    equal_answers=g.same)
-    text = f"{g.prompts - g.same} of {g.prompts} greedy answers differ; " if g.same < g.prompts else ""
-    text += f"logits of {names[0]} and {names[1]} differ by at most {g.worst:.2g} of {g.scale:.3g}, "
-    text += f"{g.mean:.2g} on average"
+    text = (f"{g.same} of {g.prompts} greedy answers are equal; logits (the scores of the next token) differ by "
+            f"{g.mean:.2g} on average, by {g.worst:.2g} at most")
     if noise:
         figures["noise_of_the_format"] = noise
-        text += f" ({dtype} changes the base's by {noise:.2g})"
-    if g.same == g.prompts: text += f"; {g.same} of {g.prompts} greedy answers are equal"
+        text += f", and rounding the base to {dtype} changes them by {noise:.2g}"
     if g.effect is not None:
         figures |= dict(effect_of_the_adapter=g.effect, kept_of_it=g.kept)
-        what = "the adapter" if names[0] == "adapter" else "the training"
-        text += f"; {what} moved them by {g.effect:.2g} on average"
-        if noise: text += f", {g.kept:.0%} of which is kept"
+        text += f"; training changed them by {g.effect:.2g}"
+        if noise: text += f", of which {g.kept:.0%} is kept"
 
-    fix = edit(dtype="float32")
-    if not g.is_explained or not g.is_small: finding = fail(text, fix, check="parity")
+    both, fix = f"{names[1]} and {names[0]}", edit(dtype="float32")
+    if not g.is_explained or not g.is_small:
+        by = "more than rounding" if not g.is_explained else "much of what was trained"
+        finding = fail(f"{both} differ by {by}: {text}", fix, check="parity")
     elif g.same < g.prompts:
-        text += f"; where they differ, the two best tokens were at most {g.tie:.2g} apart"
-        finding = (warn if has_ties else fail)(text, fix, check="parity")
-    else: finding = ok(text, check="parity")
+        text = f"{both} agree but for some answers: {text}; where they differ, the two best tokens were at most "
+        finding = (warn if has_ties else fail)(f"{text}{g.tie:.2g} apart", fix, check="parity")
+    else: finding = ok(f"{both} agree, up to rounding: {text}", check="parity")
     return Report(f"parity of {names[0]} and {names[1]}", figures, [finding])
 
 # %% ../../nbs/13_proof/00_merge.ipynb #795786fd
@@ -556,10 +555,10 @@ def _write_and_compare(workbench:Workbench, source:Path, folder:Path, dtype:str,
             if device == "cpu" or not is_out_of_memory(e): raise
         loaded = None
         free_memory()
-    learned = "trained model" if is_full else "adapter"
+    learned = "the trained model" if is_full else "the adapter"
     in_16_bits = {torch_dtype, workbench.hardware.dtype} != {torch.float32}
-    report = parity(trained, result, base=base, noise=noise, names=(learned, "merged"), dtype=dtype,
-                    has_ties=in_16_bits)
+    report = parity(trained, result, base=base, noise=noise, names=(learned, "the merged model"),
+                    dtype=dtype, has_ties=in_16_bits)
     loss, figures = _loss_finding(trained, result, base)
     findings = [*report.findings, compare_weights(prints, loaded, "the training" if is_full else "the adapter"), loss]
     return replace(report, findings=findings, figures=report.figures | figures)

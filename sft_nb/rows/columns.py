@@ -381,5 +381,7 @@ def columns_of_text(
     equal = [k for k, texts in parts.items() if text in texts]
     if equal: return equal[-1:]   # a copy of the question comes before the answer
     inside = [k for k, texts in parts.items() if any(part and part in text for part in texts)]
-    long = [k for k in inside if any(len(part) > 2 and part in text for part in parts[k])] or inside
-    return [k for k, texts in parts.items() if any(text in part for part in texts)] or long
+    def is_told(part):   # one or two characters are in any text by chance, unless they are a word of it
+        return part and part in text and (len(part) > 2 or re.search(rf"(?<!\w){re.escape(part)}(?!\w)", text))
+    told = [k for k in inside if any(map(is_told, parts[k]))] or inside
+    return [k for k, texts in parts.items() if any(text in part for part in texts)] or told

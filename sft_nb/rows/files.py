@@ -16,6 +16,7 @@ from functools import partial
 from itertools import chain, count, islice
 from pathlib import Path
 
+from ..base.escape import shorten
 from ..base.extensions import extension, need_extension
 from ..base.report import command, error_summary, Fix, pluralise, shell_quote, SftError, with_article
 from .messages import is_missing, ROLE_KEYS
@@ -300,7 +301,7 @@ _BYTE_ORDER_MARKS = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xf
 
 def shorten_path(path:Path)->str:
     "The path, or its last 79 characters"
-    return str(path) if len(str(path)) <= 80 else f"…{str(path)[-79:]}"
+    return shorten(str(path), 80, end=79)
 
 def wide_encoding(
     start:bytes,   # the first bytes of a text

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from ..base.escape import shorten
 from ..base.view import own_fields, Table, View, Viewable
 from ..rows.thoughts import SplitText, without_thoughts
 from .core import ANY_FORMAT, Score, Task
@@ -141,7 +142,7 @@ class ClassTable(Viewable):
 
     def view(self)->View:
         "A line for each label"
-        names = [label if len(label) <= 24 else f"{label[:23]}…" for label in self.labels]
+        names = [shorten(label, 24) for label in self.labels]
         if len({*names}) < len(names): names = self.labels   # they differ only behind their beginnings
         rest = next(name for name in ("other", "no label", "another text") if name not in names)
         answers = [f"→ {name}" for name in (*names, rest)]
@@ -162,7 +163,7 @@ class RepeatedAnswer:
     expected:int   # rows of which it is the target
 
     def __str__(self):
-        text = self.text if len(self.text) <= 40 else f"{self.text[:39]}…"
+        text = shorten(self.text, 40)
         named = repr(text) if text else "empty"
         return (f"{self.rows} of {self.of} answers are {named}, which is the answer of "
                 f"{self.expected or 'none'} of these rows")

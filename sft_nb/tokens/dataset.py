@@ -187,8 +187,8 @@ def describe_reasons(
     def describe(reason:str, n:int)->str:
         is_sentence = re.match(r"\d|(\S+ ){1,4}?(?<!that )(is|are|has|holds|was|cannot)\b", reason)   # an error
         if is_sentence: return f"{pluralise(n, 'row')}: {reason}"
-        several = re.sub(r"^(prompt|answer|(near )?duplicate|empty .+)", r"\1s", reason)
-        return f"{n:,} {reason if n == 1 else several}"
+        what = re.match(r"(prompt|answer|(near )?duplicate|empty .+)?", reason)[0]
+        return pluralise(n, what) + reason[len(what):] if what else f"{n:,} {reason}"
     return ", ".join(describe(reason, n) for reason, n in reasons.items())
 
 def look_at_dropped(cfg:Config, s:Split, name:str)->Fix:

@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from ..base.escape import escape_html
+from ..base.escape import escape_html, shorten
 from ..base.display import as_html, details_html, Drawn, WRAPPED
 from ..base.view import View, Viewable
 
@@ -175,8 +175,7 @@ class Example(Viewable):
     def view(self)->View:
         "The tokens, and the row folded"
         text, row = spans_text(self.tokens), json.dumps(self.row, indent=1, ensure_ascii=False, default=str)
-        if len(row) > _MOST: row = row[:_MOST] + "…"
-        row = details_html("its row", f"<pre style='{WRAPPED}'>{as_html(row)}</pre>")
+        row = details_html("its row", f"<pre style='{WRAPPED}'>{as_html(shorten(row, _MOST))}</pre>")
         parts = [Drawn(self.summary, f"<b>{as_html(self.summary)}</b>"), Drawn(text, spans_html(self.tokens) + row)]
         return View(parts=parts, data=dict(where=self.where, number=self.number, ids=self.ids, labels=self.labels,
                                            supervised=self.supervised, text=text, row=self.row))

@@ -16,6 +16,7 @@ from itertools import islice
 
 from fastcore.basics import patch
 
+from ..base.escape import shorten
 from ..base.extensions import extension
 from ..base.report import edit, SftError
 from ..config.load import Config
@@ -227,7 +228,7 @@ def read(self:Reader, place:str, row:dict)->Row:
             if system in seen.systems or len(seen.systems) < 2: seen.systems[system] = seen.systems.get(system, 0) + 1
     except SftError as e:
         if self.cfg.on_bad_row == "error": raise
-        drop_reason = e.found if len(e.found) <= 160 else e.found[:160] + "…"
+        drop_reason = shorten(e.found, 160)
     seen.formats[name] = seen.formats.get(name, 0) + 1
     seen.prompts_too += prompt_too and bool(examples)
     loose = loose_key(_prompt_text(messages)) if examples and messages[0]["role"] != "tokens" else 0

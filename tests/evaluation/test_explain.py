@@ -112,6 +112,16 @@ def test_training_rows_that_a_model_contradicts_are_called_wrong_only_if_held_ou
     assert not find(clean, clean)
 
 
+def test_rows_are_not_called_unrelated_by_a_model_that_sees_no_relation_in_any_rows():
+    def find(held, heart=None, arms=None):
+        measured = {("base", "train"): losses([False] * 40, .0), ("base", "eval"): losses([False] * 40, held)}
+        return [(c.name, c.sure) for c in explaining._find_unrelated(measured, heart, arms) or []]
+    heart, no_help = SimpleNamespace(before=2., after=.1), {1: SimpleNamespace(gain=.02)}
+    assert find(5.) == [("unrelated", "certain")] and find(0.) == find(0., heart) == []
+    assert find(0., heart, no_help) == [("unrelated", "possible")]   # as likely a task that is too hard
+    assert find(0., heart, {1: SimpleNamespace(gain=.4)}) == []
+
+
 def test_causes_are_ranked_by_certainty_and_then_by_what_they_explain():
     assert sorted(SURE, key=SURE.index) == ["certain", "likely", "possible"]
     assert Cause("cut", "likely", .5, ("3 of 6",), against=("2 of 6",)).finding.says.endswith("Against it: 2 of 6")
