@@ -288,21 +288,22 @@ def exclusion_reason(
     names:list[str],   # names of unread columns
 )->str:                # `weight is 0`; empty if the row is to be learned
     "The reason why columns exclude the row from training, or empty; `SftError` for columns that cannot be honoured"
+    def cannot_be_honoured(found:str, expected:str)->SftError:
+        return SftError("row", found, expected, edit(ignore_columns=(name,)) | f"remove {name} from the row")
     for name in names:
-        fix, key = edit(ignore_columns=(name,)) | f"remove {name} from the row", _key_of(name)
-        if key in _MEDIA:
-            raise SftError("row", f"it has {name}, and only text is learned here", "a row of text", fix)
+        key = _key_of(name)
+        if key in _MEDIA: raise cannot_be_honoured(f"it has {name}, and only text is learned here", "a row of text")
         if key == "mask" and not _is_users_mask(row, name):
-            raise SftError("row", f"it has {name}, which may mean learned or hidden",
-                           "loss_mask (1: learned) or masked (true: hidden)", fix)
+            raise cannot_be_honoured(f"it has {name}, which may mean learned or hidden",
+                                     "loss_mask (1: learned) or masked (true: hidden)")
         if key in LOSS_FLAGS and ".tool_calls." in str(name):
-            raise SftError("row", f"it has {name}, and a call is learned with its message", "flags of messages", fix)
+            raise cannot_be_honoured(f"it has {name}, and a call is learned with its message", "flags of messages")
         if kto_label(row, name) is False: return f"{name} is {str(dict.get(row, name)).lower()}: a bad answer"
         if name not in LOSS_FLAGS: continue
         try: learned = read_flag({name: dict.get(row, name)}, "the row")
         except SftError as e:
             found = f"{name} is {str(dict.get(row, name))[:40]}, and a row is either learned or not"
-            raise SftError("row", found, "0 or 1", fix) from e
+            raise cannot_be_honoured(found, "0 or 1") from e
         if learned is False: return f"{name} is {dict.get(row, name)}"
     return ""
 
