@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['LARGEST_BYTES', 'fsync', 'write_atomically', 'parse_json', 'open_regular', 'read_bytes', 'read_json',
-           'read_json_object', 'try_lock', 'is_abandoned', 'remove_temporaries', 'inherit_read_permissions',
-           'fsync_tree', 'atomic_folder', 'cache_home']
+           'read_json_object', 'missing_to_write', 'try_lock', 'is_abandoned', 'remove_temporaries',
+           'inherit_read_permissions', 'fsync_tree', 'atomic_folder', 'cache_home']
 
 # %% ../../nbs/00_base/05_files.ipynb #dsk00003
-import errno, fcntl, json, os, shutil, stat, tempfile, time, uuid
+import errno, fcntl, json, os, resource, shutil, stat, tempfile, time, uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,9 +23,10 @@ def fsync(
     "Flush a file or folder to disk"
     handle = os.open(path, os.O_RDONLY)
     try: os.fsync(handle)
+    except OSError as e:   # not every file system can flush folders
+        if e.errno not in (errno.EINVAL, errno.EOPNOTSUPP) or not path.is_dir(): raise
     finally: os.close(handle)
 
-# %% ../../nbs/00_base/05_files.ipynb #df8091ed
 def _refuse_device(file:Path)->None:
     "OSError for a device or a link to an open file, as /dev/stdout, which root could replace, and for no file name"
     if not file.name or "\0" in str(file): raise OSError(errno.EINVAL, "it is not the name of a file", str(file))
@@ -80,9 +81,7 @@ def read_bytes(file:Path)->bytes:
     "The contents of a file that `open_regular` opens"
     with open_regular(file) as f: return f.read()
 
-def read_json(
-    file:Path,
-):
+def read_json(file:Path):
     "The value in a JSON file; OSError if it cannot be opened, ValueError if it is damaged"
     return parse_json(read_bytes(file))
 
@@ -93,6 +92,31 @@ def read_json_object(
     try: content = read_json(file)
     except (OSError, ValueError): return {}
     return content if isinstance(content, dict) else {}
+
+# %% ../../nbs/00_base/05_files.ipynb #dsk00031
+_FULL, _MAY_NOT = (errno.ENOSPC, errno.EDQUOT), (errno.EACCES, errno.EPERM, errno.EROFS)
+_IN_WORDS = ("no space left", "quota exceeded", "os error 28",   # the only information from Rust and C++ libraries
+             "unexpected pos ")                                  # from torch, for a truncated file
+
+def missing_to_write(
+    target:Path,       # a file or folder that could not be written
+    error:Exception,   # what went wrong
+)->str:                # a disk with room for it (7 MiB are free); empty: the error is of another kind
+    "Room, a limit or a permission that is missing to write a file"
+    disk = next(p for p in (target, *target.parents) if p.exists())
+    free = shutil.disk_usage(disk).free
+    is_limited = resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
+    first, text = error, str(error).lower()
+    while not isinstance(first, OSError) and first.__context__: first = first.__context__   # torch raises another one
+    number = getattr(first, "errno", None)
+    if number in _MAY_NOT or any(words in text for words in ("os error 13", "os error 30")):
+        return "a folder that you can write to"
+    in_words = any(words in text for words in _IN_WORDS)
+    if number == errno.EFBIG or "os error 27" in text or is_limited and free > 2**20 and in_words:
+        return "files that may be as large (ulimit -f)"
+    if number in _FULL or free < 2**20 or in_words: return f"a disk with room for it ({free / 2**20:,.0f} MiB are free)"
+    return ""
+
 
 # %% ../../nbs/00_base/05_files.ipynb #dsk00010
 def try_lock(
@@ -123,7 +147,6 @@ def is_abandoned(
     os.close(handle)
     return True
 
-# %% ../../nbs/00_base/05_files.ipynb #11705912
 def remove_temporaries(
     folder:Path,
     name:str="",     # of the target file or folder; empty: any
@@ -141,9 +164,7 @@ def remove_temporaries(
     return [path.name for path in abandoned if not os.path.lexists(path)]
 
 # %% ../../nbs/00_base/05_files.ipynb #dsk00013
-def inherit_read_permissions(
-    folder:Path,
-)->None:
+def inherit_read_permissions(folder:Path)->None:
     "Make files readable for everyone who can read their folder; some libraries write them for the owner only"
     for path in folder.rglob("*"):
         if path.is_symlink() or not path.is_file(): continue

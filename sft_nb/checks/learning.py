@@ -8,12 +8,15 @@ __all__ = ['MOST_TO_SAVE', 'Learned', 'learn_some', 'check_learns', 'check_moves
 
 # %% ../../nbs/09_checks/05_learning.ipynb #67bc0b54
 import math, tempfile, time, warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
 import torch
 
+from ..base.files import missing_to_write
 from ..base.report import ConfigError, Finding, SftError, edit, fail, error_summary, ok, skipped, warn
 from ..model.generation import Generation
 from ..model.finetuning.optimizer import AFTER_EVALUATION, count_warmup_steps, make_schedule
@@ -182,9 +185,20 @@ class Saved:
     files:tuple[str,...]
     mib:float
 
+@contextmanager
+def _temporary_folder()->Iterator[str]:
+    "A folder for files of a check; `SftError` if the disk does not take them"
+    try:
+        with tempfile.TemporaryDirectory() as folder: yield folder
+    except Exception as e:
+        place = Path(tempfile.tempdir or "/tmp")
+        if not (wanted := missing_to_write(place, e)): raise
+        raise SftError("checkpoint", f"a checkpoint of this check cannot be written to {place} ({error_summary(e)})",
+                       wanted, "make that possible, or set TMPDIR to another folder") from e
+
 def save_once(model, optimizer)->Saved:
     "Write weights and optimiser state, load the state again, and delete the files"
-    with tempfile.TemporaryDirectory() as folder:
+    with _temporary_folder() as folder:
         model.save_pretrained(folder)
         torch.save(optimizer.state_dict(), Path(folder)/"optimizer.pt")
         optimizer.load_state_dict(torch.load(Path(folder)/"optimizer.pt", map_location="cpu", weights_only=True))

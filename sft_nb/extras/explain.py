@@ -526,7 +526,7 @@ _COSTLY = {name for name, *_ in _MEASURES} | {"arms", "score"}
 _MOST_TRIES, _FIXED_SECONDS = 5, 5.
 
 def _find_causes(case:Measured)->list[Cause]:
-    "The causes that the parts made so far show, the most certain first; of equal ones the most certain"
+    "The causes that the parts made so far show, the most certain first, and of those what causes others"
     found = {}
     for f in _FINDERS:
         args = {}
@@ -545,9 +545,9 @@ def _find_causes(case:Measured)->list[Cause]:
             same = found.get(cause.name)
             if same is None or (SURE.index(cause.sure), -cause.weight) < (SURE.index(same.sure), -same.weight):
                 found[cause.name] = cause
-    follow = {name for cause in found.values() if cause.sure == "certain" for name in _FOLLOWS.get(cause.name, ())}
-    kept = [c for name, c in found.items() if name not in follow]
-    return sorted(kept, key=lambda c: (SURE.index(c.sure), -c.weight))
+    def that_follow(sure:str): return {n for c in found.values() if c.sure == sure for n in _FOLLOWS.get(c.name, ())}
+    kept = [c for name, c in found.items() if name not in that_follow("certain")]
+    return sorted(kept, key=lambda c: (SURE.index(c.sure), c.name in that_follow(c.sure), -c.weight))
 
 class _Explainer:
     "An explanation under way"

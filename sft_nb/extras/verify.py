@@ -42,7 +42,7 @@ from ..evaluation.trivial import trivial_answers
 from ..workbench import leaves_base, Workbench
 from .card import (
     ADAPTER_CONFIG, Card, CARD, config_in_card, finite, hash_answers, hub_metadata, MOST_POINTS, README, readme_block,
-    split_readme, training_in_card)
+    split_readme, training_in_card, UNREADABLE)
 from .datasets import is_hub_dataset
 
 # %% ../../nbs/16_extras/42_verify.ipynb #vf0lev01
@@ -619,7 +619,6 @@ def _forgetting_again(ev:Evidence, model)->Claim:
 # %% ../../nbs/16_extras/42_verify.ipynb #vf0all01
 CHECKS = (check_files, check_readme, check_settings, check_versions, check_base, check_rows, check_training, check_step,
           check_scores, check_answers, check_by_asking)
-_ODD = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError)
 
 def _run_around(folder:Path)->Run|None:
     "The run that a folder with weights belongs to, or None; ConfigError for links out of it"
@@ -679,6 +678,7 @@ def verify(
         name = check.__name__.removeprefix("check_").replace("_", " ")
         try: claims += check(ev)
         except SftError as e: claims.append(Claim(name, "contradicted", "", e.found))
-        except _ODD as e: claims.append(Claim(name, "contradicted", "", f"it cannot be read ({why_unreadable(e)})"))
+        except UNREADABLE as e:
+            claims.append(Claim(name, "contradicted", "", f"it cannot be read ({why_unreadable(e)})"))
         except Exception as e: claims.append(Claim(name, "stated", "", reason_of(e)))   # disks, libraries: anything
     return Verification(card.name, str(folder), adjust_levels(claims))

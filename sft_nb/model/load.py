@@ -27,7 +27,7 @@ from ..config.load import require_trust, Config
 from ..tokens.tokenizer import check_is_base, model_path, why_missing
 from ..tokens.encode import end_ids
 from ..batches.layout import model_class, text_config
-from .hardware import find_hardware
+from .hardware import find_hardware, is_out_of_memory
 from .attention import choose_attention
 from .experts import computes_product, count_experts, is_router
 from .loss import causal_lm
@@ -108,6 +108,9 @@ def _loading_error(model:str, e:Exception, *, chosen_attention:bool=False)->Conf
     is_folder = Path(model, "config.json").is_file()
     if is_folder and not any(p.suffix in (".safetensors", ".bin", ".gguf") for p in Path(model).iterdir()):
         found, fix = "there are no weights in this folder", edit(init="random", method="full") | "another {model}"
+    if is_out_of_memory(e):
+        found, expected = "memory ran out while it was loaded", "memory for it (free -h, ulimit -v, nvidia-smi)"
+        fix = "a smaller {model}, or end what else uses memory"
     kind = MissingPathError if isinstance(e, FileNotFoundError) else ConfigError
     return kind(f"model {model!r}", found, expected, fix)
 

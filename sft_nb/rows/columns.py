@@ -17,7 +17,7 @@ from ..base.extensions import extension
 from ..base.report import as_fix, ConfigError, edit, SftError
 from .settings import FORMATS
 from .messages import CONTENT_KEYS, is_empty, LOSS_FLAGS, read_flag, REASONING_KEYS, ROLE_KEYS
-from .readers import column_words, COMPLETION_KEYS, detect, detect_by_columns, join_names, value_at
+from .readers import COMPLETION_KEYS, detect, detect_by_columns, join_names, value_at
 
 # %% ../../nbs/02_rows/04_columns.ipynb #233d50b2
 FORMAT_FIELDS = (   # what the formats read
@@ -288,21 +288,22 @@ def exclusion_reason(
     names:list[str],   # names of unread columns
 )->str:                # `weight is 0`; empty if the row is to be learned
     "The reason why columns exclude the row from training, or empty; `SftError` for columns that cannot be honoured"
+    def cannot_be_honoured(found:str, expected:str)->SftError:
+        return SftError("row", found, expected, edit(ignore_columns=(name,)) | f"remove {name} from the row")
     for name in names:
-        fix, key = edit(ignore_columns=(name,)) | f"remove {name} from the row", _key_of(name)
-        if key in _MEDIA:
-            raise SftError("row", f"it has {name}, and only text is learned here", "a row of text", fix)
+        key = _key_of(name)
+        if key in _MEDIA: raise cannot_be_honoured(f"it has {name}, and only text is learned here", "a row of text")
         if key == "mask" and not _is_users_mask(row, name):
-            raise SftError("row", f"it has {name}, which may mean learned or hidden",
-                           "loss_mask (1: learned) or masked (true: hidden)", fix)
+            raise cannot_be_honoured(f"it has {name}, which may mean learned or hidden",
+                                     "loss_mask (1: learned) or masked (true: hidden)")
         if key in LOSS_FLAGS and ".tool_calls." in str(name):
-            raise SftError("row", f"it has {name}, and a call is learned with its message", "flags of messages", fix)
+            raise cannot_be_honoured(f"it has {name}, and a call is learned with its message", "flags of messages")
         if kto_label(row, name) is False: return f"{name} is {str(dict.get(row, name)).lower()}: a bad answer"
         if name not in LOSS_FLAGS: continue
         try: learned = read_flag({name: dict.get(row, name)}, "the row")
         except SftError as e:
             found = f"{name} is {str(dict.get(row, name))[:40]}, and a row is either learned or not"
-            raise SftError("row", found, "0 or 1", fix) from e
+            raise cannot_be_honoured(found, "0 or 1") from e
         if learned is False: return f"{name} is {dict.get(row, name)}"
     return ""
 
@@ -315,39 +316,15 @@ def is_honoured(row:dict, name:str)->bool:
     return name in LOSS_FLAGS or _is_users_mask(row, name) or kto_label(row, name) is not None
 
 # %% ../../nbs/02_rows/04_columns.ipynb #2051faf9
-_NO_METADATA = {*TEXT_COLUMNS, *REASONING_KEYS, "label", "kto_tag", "system", "system_prompt", "tools", "functions",
-                "history", "documents", "input_ids", "labels", "thought", "rationale", "explanation"} - {"category"}
 _NEVER_HARMLESS = re.compile(f"{_LIKE_FLAGS.pattern}|label")
-_IDENTIFIERS = set("""
-    id ids idx index uuid uid guid hash sha sha1 sha256 md5 url urls uri link date time timestamp datetime
-    created updated modified count num length len score scores license type kind category categories subcategory
-    quality rate rating ratings name names lang language languages level moderation reward rewards
-    """.split())   # one of these words is enough
-_METADATA = set("""
-    source src origin dataset subset config topic topics domain domains tag tags locale country author user
-    users model models generator version difficulty rank votes upvotes likes helpfulness toxicity perplexity ppl
-    temperature top p max min mean n no nr number total turn turns round rounds token tokens word words char
-    chars character characters size redacted openai file filename path page line row fold seed meta metadata
-    finish stop reason usage cost latency duration provider annotator worker session channel status state agent
-    customer email phone priority severity department team assignee sent at by in of cache control signature
-    citations annotations is error refusal logprobs original system fingerprint schema split object generation
-    safety settings views avatar toxic hashed ip header full skip formatting identifier neighbor distance repeat
-    similar percent percentage average avg probability confidence task other info extra data stars subreddit
-    permalink grade ability style endpoint method copyright tgt annotators bleu comet datum fecha
-    """.split())   # all words of a name must be among these
-
-@lru_cache(4096)
-def _is_metadata(name:str)->bool:
-    key = _key_of(name)
-    if key.lower() in _NO_METADATA or _NEVER_HARMLESS.search(key.lower()): return False
-    words = set(column_words(key))
-    return bool(words & _IDENTIFIERS) or bool(words) and words <= _METADATA
 
 def are_metadata(
     names,   # column names
 )->bool:
-    "Do all names tell where a row is from or what kind it is, so that nothing can be learned from the columns?"
-    return all(map(_is_metadata, map(str, names)))
+    "Do all names tell where a row is from or what kind it is? The extras know such names; without them, none does"
+    roles, keys = extension("column_roles"), [*map(_key_of, names)]
+    if roles is None or any(_NEVER_HARMLESS.search(key.lower()) for key in keys): return False
+    return all(map(roles.is_metadata, keys))
 
 def like_flags(
     names:list[str],   # names of columns, or of keys such as messages.compute_loss

@@ -9,12 +9,13 @@ __all__ = ['MANIFEST', 'LOWER_IS_BETTER', 'write_checksums', 'find_corruption', 
            'mark_followed', 'unscored_steps', 'scored_alike']
 
 # %% ../../nbs/10_runs/02_checkpoint.ipynb #ed523bf5
-import errno, hashlib, json, math, re, shutil, time
+import hashlib, json, math, re, shutil, time
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..base.files import (
-    fsync, inherit_read_permissions, open_regular, parse_json, read_bytes, read_json, read_json_object)
+from sft_nb.base.files import (
+    fsync, inherit_read_permissions, missing_to_write, open_regular, parse_json, read_bytes, read_json,
+    read_json_object)
 from ..base.report import Fix, SftError
 
 # %% ../../nbs/10_runs/02_checkpoint.ipynb #4effbeb1
@@ -103,27 +104,13 @@ def flatten_folder(
     folder.rmdir()
 
 # %% ../../nbs/10_runs/02_checkpoint.ipynb #938bac37
-_FULL, _MAY_NOT = (errno.ENOSPC, errno.EDQUOT), (errno.EACCES, errno.EPERM, errno.EROFS)
-_IN_WORDS = ("no space left", "quota exceeded", "os error 28",   # the only information from Rust and C++ libraries
-             "unexpected pos ")                                  # from torch, for a truncated file
-
 def cannot_write(
     target:Path,      # checkpoint-N, or the adapter
     error:Exception,  # what went wrong
     fix:Fix|str,      # how to continue once there is free space
 )->SftError:
     "The error for a checkpoint that could not be written; only a full disk is called one"
-    disk = next(p for p in (target, *target.parents) if p.exists())
-    free = shutil.disk_usage(disk).free
-    first, text = error, str(error).lower()
-    while not isinstance(first, OSError) and first.__context__: first = first.__context__   # torch raises another one
-    number = getattr(first, "errno", None)
-    if number in _MAY_NOT or any(words in text for words in ("os error 13", "os error 30")):
-        wanted = "a folder that you can write to"
-    elif number == errno.EFBIG: wanted = "files that may be as large (ulimit -f)"
-    elif number in _FULL or free < 2**20 or any(words in text for words in _IN_WORDS):
-        wanted = f"a disk with room for it ({free / 2**20:,.0f} MiB are free)"
-    else: wanted = "nothing else in its place"
+    wanted = missing_to_write(target, error) or "nothing else in its place"
     why = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
     found, expected = f"it could not be written ({why})", f"{wanted}; earlier saves are unchanged"
     return SftError(target.name, found, expected, fix)

@@ -130,6 +130,15 @@ def test_a_state_that_was_written_is_read_again():
     assert saved.files == ("model.safetensors", "optimizer.pt") and saved.mib > 4 / 2**20
 
 
+@pytest.mark.parametrize("error, says", [
+    (RuntimeError("Error while serializing: I/O error: File too large (os error 27)"), "ulimit -f"),
+    (OSError(28, "No space left on device"), "a disk with room")])
+def test_a_disk_that_takes_no_checkpoint_of_a_check_is_named(error, says):
+    def fails(folder): raise error
+    with pytest.raises(SftError, match=f"cannot be written to .*; .*{says}.* set TMPDIR"):
+        save_once(SimpleNamespace(save_pretrained=fails), None)
+
+
 def test_padding_that_is_added_is_not_attended_to():
     row = dict(input_ids=[1, 5, 7], labels=[-100, 5, 7])
     bench = SimpleNamespace(failures={}, tokenizer=SimpleNamespace(pad_token_id=9))

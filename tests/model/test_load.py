@@ -77,6 +77,13 @@ def test_a_folder_without_weights(tmp_path):
     load_base(load_config(cfg, **e.value.fix.settings), tokenizer)
 
 
+def test_memory_that_runs_out_is_not_called_a_wrong_model(monkeypatch):
+    def fails(*args, **how): raise MemoryError
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fails)
+    cfg = load_config(method="lora")
+    with pytest.raises(ConfigError, match="memory ran out .*ulimit -v.* a smaller"): load_base(cfg, load_tokenizer(cfg))
+
+
 def test_a_model_in_4_bits_can_be_saved_whole_and_loaded_in_another_process(tmp_path, tokenizer):
     "transformers' own can; a class that exists only while a model is loaded must not be in the file"
     cfg = load_config("demo", kernels="none")

@@ -264,43 +264,47 @@ OVERLAPS = """pictures => {
   return over }"""
 
 
-def test_saved_pictures_that_are_neither_trusted_nor_run_can_be_read(lab):
+# the rules for the outputs of all pages are in test_saved_pictures.py
+@pytest.mark.parametrize("name", [
+    "16_extras/61_eval_panel.ipynb", pytest.param("16_extras/07_plan_panel.ipynb", marks=pytest.mark.soak),
+    pytest.param("14_panels/04_run.ipynb", marks=pytest.mark.soak)])
+def test_saved_pictures_that_are_neither_trusted_nor_run_can_be_read(lab, name):
     from playwright.sync_api import expect, sync_playwright
     address, root = lab
     with sync_playwright() as p, p.chromium.launch(executable_path=CHROMIUM, args=FLAGS) as browser:
-        for name in ("16_extras/07_plan_panel.ipynb", "14_panels/04_run.ipynb", "16_extras/57_eval_panel.ipynb"):
-            shutil.copy(Path(__file__).parents[2]/"nbs"/name, root)
-            page, file = _open(browser, viewport=dict(width=1100, height=1000)), Path(name).name
-            page.goto(f"{address.replace('/lab/', f'/lab/workspaces/{file[:4]}/')}/{file}")
-            pictures = page.locator(".jp-OutputArea-output.jp-RenderedHTML")   # as the sanitizer leaves them
-            expect(pictures.locator("table").first).to_be_attached()
-            assert pictures.evaluate_all(OVERLAPS) == [], name
+        shutil.copy(Path(__file__).parents[2]/"nbs"/name, root)
+        page, file = _open(browser, viewport=dict(width=1100, height=1000)), Path(name).name
+        page.goto(f"{address.replace('/lab/', f'/lab/workspaces/{file[:4]}/')}/{file}")
+        pictures = page.locator(".jp-OutputArea-output.jp-RenderedHTML")   # as the sanitizer leaves them
+        expect(pictures.locator("table").first).to_be_attached()
+        assert pictures.evaluate_all(OVERLAPS) == []
 
 
-def test_recipes_that_are_neither_trusted_nor_run_show_supervised_text_curves_and_folded_answers(lab, tmp_path):
+@pytest.mark.parametrize("name", [
+    "01_quickstart.ipynb", pytest.param("03_a_run_that_went_wrong.ipynb", marks=pytest.mark.soak)])
+def test_recipes_that_are_neither_trusted_nor_run_show_supervised_text_curves_and_folded_answers(lab, tmp_path, name):
     from playwright.sync_api import expect, sync_playwright
     address, root = lab
     recipes = Path(__file__).parents[2]/"nbs"/"recipes"
     with sync_playwright() as p, p.chromium.launch(executable_path=CHROMIUM, args=FLAGS) as browser:
-        for name in ("01_quickstart.ipynb", "03_a_run_that_went_wrong.ipynb"):
-            shutil.copy(recipes/name, root)
-            page = _open(browser)
-            page.goto(f"{address.replace('/lab/', f'/lab/workspaces/{name[:2]}/')}/{name}")   # without earlier tabs
-            outputs = page.locator(".jp-OutputArea-output")
-            marked, images = outputs.locator("ins"), outputs.locator("img[alt*='loss']")
-            expect(marked.first).to_be_attached()
-            expect(images.first).to_be_attached()
-            lines = marked.evaluate_all("all => all.map(e => getComputedStyle(e).textDecorationLine)")
-            assert {*lines} == {"underline"}
-            images.first.scroll_into_view_if_needed()
-            expect(images.first).to_have_js_property("complete", True)
-            assert images.first.evaluate("e => e.naturalWidth") > 300
-            assert outputs.get_by_text("BatchPanel", exact=True).count() == 0
-            answer = page.locator(".jp-MarkdownCell details").first   # of a question to the reader
-            expect(answer.locator("p").first).to_be_hidden()
-            answer.get_by_text("Answer", exact=True).click()
-            expect(answer.locator("p").first).to_be_visible()
-            page.screenshot(path=tmp_path/f"{name}.png")
+        shutil.copy(recipes/name, root)
+        page = _open(browser)
+        page.goto(f"{address.replace('/lab/', f'/lab/workspaces/{name[:2]}/')}/{name}")   # without earlier tabs
+        outputs = page.locator(".jp-OutputArea-output")
+        marked, images = outputs.locator("ins"), outputs.locator("img[alt*='loss']")
+        expect(marked.first).to_be_attached()
+        expect(images.first).to_be_attached()
+        lines = marked.evaluate_all("all => all.map(e => getComputedStyle(e).textDecorationLine)")
+        assert {*lines} == {"underline"}
+        images.first.scroll_into_view_if_needed()
+        expect(images.first).to_have_js_property("complete", True)
+        assert images.first.evaluate("e => e.naturalWidth") > 300
+        assert outputs.get_by_text("BatchPanel", exact=True).count() == 0
+        answer = page.locator(".jp-MarkdownCell details").first   # of a question to the reader
+        expect(answer.locator("p").first).to_be_hidden()
+        answer.get_by_text("Answer", exact=True).click()
+        expect(answer.locator("p").first).to_be_visible()
+        page.screenshot(path=tmp_path/f"{name}.png")
 
 
 def _go_dark(page)->None:

@@ -10,7 +10,7 @@ from sft_nb.base.report import Report, SftError, warn
 from sft_nb.cli import main
 from sft_nb.config.load import load_config
 from sft_nb.evaluation.evaluate import evaluate
-from sft_nb.extras.card import card_page, hub_metadata, keep_card, last_names, make_card, readme_block, write_card
+from sft_nb.extras.card import card_page, Card, hub_metadata, keep_card, last_names, make_card, readme_block, write_card
 from sft_nb.runs.directory import Run
 from sft_nb.training.train import train
 
@@ -115,3 +115,15 @@ def test_what_is_no_card(tmp_path, capsys, of_ada):
                        (["verify", str(of_ada.adapter), "--rows", "none"], "rows is 'none', which is no folder")):
         assert main(line) == 2
         assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("names, odd", [(("rows", "eval"), 1e999), (("training", "curve", "loss"), [10**400]),
+                                        (("training", "peak_memory_gib"), "x"), (("scores", "tuned"), None)])
+def test_a_card_with_an_odd_value_is_shown_without_its_figures(of_ada, names, odd):
+    said = json.loads((of_ada.adapter/"card.json").read_text())
+    inner = said
+    for name in names[:-1]: inner = inner[name]
+    inner[names[-1]] = odd
+    card = Card.from_dict(said)
+    for shown in (str(card), card._repr_html_(), card.to_dict()["headline"]):
+        assert "its figures cannot be read: a value has another type" in shown

@@ -43,7 +43,7 @@ def test_a_disk_that_fills_up_inside_a_checkpoint(tmp_path, undisturbed):
     def on_a_small_disk(self, *args, **kwargs):
         if self.state.global_step != 6: return save(self, *args, **kwargs)
         with disk_of(100_000): return save(self, *args, **kwargs)
-    says = r"checkpoint-6: it could not be written .*MiB are free.*earlier saves are unchanged.*Fix: resume\("
+    says = r"checkpoint-6: it could not be written .*ulimit -f.*earlier saves are unchanged.*Fix: resume\("
     with patch.object(SupervisedTrainer, "_save_checkpoint", on_a_small_disk), pytest.raises(SftError, match=says):
         train(small(tmp_path, run_name="full"))
     run = Run(tmp_path/"full")
@@ -104,6 +104,7 @@ def test_an_error_while_a_name_is_reserved_is_not_hidden_by_the_disk(tmp_path):
     (OSError(30, "Read-only file system"), "a folder that you can write to"),
     (RuntimeError("I/O error: Permission denied (os error 13)"), "a folder that you can write to"),
     (RuntimeError("I/O error: No space left on device (os error 28)"), "a disk with room"),
+    (RuntimeError("I/O error: File too large (os error 27)"), "ulimit -f"),
     (ValueError("other"), "nothing else in its place")])
 def test_what_a_disk_lacks(tmp_path, error, wanted):
     assert wanted in str(cannot_write(tmp_path/"checkpoint-3", error, ""))

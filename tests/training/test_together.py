@@ -219,10 +219,9 @@ def test_what_happens_to_one_of_two_processes_does_not_change_the_result(tmp_pat
 
     done, run = run_all([disturbed(cfg, tmp_path, 1, 1, SEND.format("SIGTERM"))])[0], Run(tmp_path/"parts")
     assert (done.returncode, run.state, run.step) == (0, "stopped", 1), done.stdout
-    for step, rank in ((4, 1), (6, 0)):
-        done = run_all([disturbed(cfg, tmp_path, step, rank, SEND.format("SIGKILL"))])[0]
-        assert done.returncode and run.state in ("failed", "killed"), done.stdout
-        assert run.checkpoints()[-1].name == f"checkpoint-{step - 2}"
+    done = run_all([disturbed(cfg, tmp_path, 4, 1, SEND.format("SIGKILL"))])[0]   # the first one: `killed_and_resumed`
+    assert done.returncode and run.state in ("failed", "killed"), done.stdout
+    assert run.checkpoints()[-1].name == "checkpoint-2"
     no_memory = "patch.object(SupervisedTrainer, 'compute_loss', side_effect=torch.OutOfMemoryError('no')).start()"
     done = run_all([disturbed(cfg, tmp_path, 8, 1, no_memory)])[0]
     assert done.returncode and run.status.reason.startswith("step 8: memory ran out at a micro-batch"), done.stdout
