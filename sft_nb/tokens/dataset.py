@@ -230,7 +230,6 @@ def _find_dropped(cfg:Config, s:Split, name:str)->list[Finding]:
         out.append(ok(text, check=f"{name}_left_out"))
     return out
 
-# %% ../../nbs/04_tokens/09_dataset.ipynb #d8e189e8
 def _find_in_rows(s:Split, name:str, chat:bool, max_length:int)->list[Finding]:
     "Rows that were cut or became several examples, with words behind the last answer or special tokens in their text"
     out, seen = [], s.seen
@@ -315,7 +314,6 @@ def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
         text += what
     return [*out, warn(text, fix, check=f"{name}_columns")]
 
-# %% ../../nbs/04_tokens/09_dataset.ipynb #notread1
 def _count_not_read(s:Split)->dict[str,list[str]]:
     "Reason -> the files of a folder that are not read because of it"
     found = {}
@@ -386,7 +384,6 @@ def _find_labels(s:Split, name:str, task:str)->list[Finding]:
     text = f"answers are {len(s.labels)} labels ({shares}{rest}), scored as free text, without F1 of each label"
     return [skipped(text, edit(task="classify"), check=f"{name}_labels")]
 
-# %% ../../nbs/04_tokens/09_dataset.ipynb #fndshar1
 def _find_shares(s:Split, weights:tuple[float,...]|None)->list[Finding]:
     "Weights that add up to 1: are shares of the rows meant? Each is how often its file is used"
     rows = [*s.seen.in_files.values()]
@@ -469,7 +466,6 @@ def _find_in_template(t:Template)->list[Finding]:
         out.append(warn(text, "set {chat_template} to one that writes both the same way", check="template_prompt"))
     return out
 
-# %% ../../nbs/04_tokens/09_dataset.ipynb #acc00014
 def find_all(
     cfg:Config,
     tokenizer,
@@ -502,7 +498,6 @@ def find_all(
             out.append(warn(text, edit(drop_duplicates=True), check=f"{name}_duplicates"))
     return [*out, _find_overlap(cfg, train, eval), *_find_in_template(t)]
 
-# %% ../../nbs/04_tokens/09_dataset.ipynb #6c48837a
 _REASONING = dict(kept="kept in {:,} turns", removed="removed by the template from {:,}", empty="empty in {:,}",
                   dropped="dropped from {:,}")
 
