@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, is_dataclass, make_dataclass
 from types import SimpleNamespace
 from typing import Annotated, Any, get_args, get_origin, Literal
 
-from ..base.report import command, ConfigError, edit
+from ..base.report import command, ConfigError, edit, shell_quote
 from ..config.setting import describe_annotation, fits_type, is_union, parse_duration, plain_name, Setting
 from ..config.settings import ALIASES, Config, full_name, SETTINGS, settings_with
 from ..config.files import known_alternative, known_names, nearest_names
@@ -28,10 +28,12 @@ class Option:
     help:str
     first:bool=False  # True: positional
 
+# %% ../../nbs/15_cli/00_options.ipynb #d7a7f62e
 def flag(name:str)->str:
     "The option of a name: `max_length` -> `--max-length`"
     return "--" + name.replace("_", "-")
 
+# %% ../../nbs/15_cli/00_options.ipynb #bbd2eba2
 def aliases(setting:str)->list[str]:
     "Other names of a setting"
     return [name for name, full in ALIASES.items() if full == setting and name != "output_dir"]
@@ -164,6 +166,7 @@ def _takes_many(t)->bool: return get_origin(t) is tuple or any(get_origin(a) is 
 # %% ../../nbs/15_cli/00_options.ipynb #op0wrd05
 def _without_dashes(name:str)->str: return plain_name(name.removeprefix("--"))
 
+# %% ../../nbs/15_cli/00_options.ipynb #a531b89c
 def split_foreign_options(
     args:list[str],
 )->tuple[list[str],dict[str,Any]]:   # the command line without them, and their values
@@ -231,8 +234,9 @@ def arrange(
 # %% ../../nbs/15_cli/00_options.ipynb #op0chk02
 _LINE = "command line"
 
-def _help_of(name:str): return command(f"sft_nb {name} --help")
+def _line_of(name:str, rest:str="--help"): return command(f"sft_nb {name} {rest}")
 
+# %% ../../nbs/15_cli/00_options.ipynb #a66788ce
 def _no_option(command:str, name:str, known)->ConfigError:
     "The error for an unknown option, with the nearest known one"
     bare = _without_dashes(name)
@@ -241,9 +245,10 @@ def _no_option(command:str, name:str, known)->ConfigError:
     near = nearest_names(_without_dashes(name)[:100], [*known, *(names.that_set() if names else ())])
     if pointer or not near:
         hint = names.hint if names and not pointer else ""
-        return ConfigError(_LINE, f"{name[:100]} is not an option", hint, pointer or _help_of(command))
+        return ConfigError(_LINE, f"{name[:100]} is not an option", hint, pointer or _line_of(command))
     return ConfigError(_LINE, f"{name} is not an option", f"the nearest is {flag(near[0])}", f"write {{{near[0]}}}")
 
+# %% ../../nbs/15_cli/00_options.ipynb #3a165165
 _VALUES = dict(resume="runs/NAME", train_file="rows.jsonl", eval_file="rows.jsonl", max_samples="500", max_steps="100",
                max_time="5h", run_name="NAME", fields="question=Problem answer=Solution", eval_fraction="0.05",
                prompt="'A question?'")
@@ -300,6 +305,10 @@ def line_problems(
         if not bare: continue
         switch = known.get(bare.removeprefix("no_"))
         if bare in known: problems += filter(None, [_find_fault(known[bare], name, texts)])
+        elif bare in own and texts:   # sft_nb evaluate --run runs/NAME
+            problems.append(ConfigError(_LINE, f"{name} is not an option", f"the {bare} stands without one",
+                                        _line_of(command, shell_quote(texts[0]))))
+            return problems
         elif switch is None or switch.type is not bool: problems.append(_no_option(command, name, known))
     try: _check_first(command, split_options(args)[0][1], own)
     except ConfigError as e: problems.append(e)
@@ -325,7 +334,7 @@ def _check_first(command_name:str, texts:list[str], own:dict[str,Option])->None:
     if len(texts) <= len(places): return
     text = texts[len(places)]
     is_config = text in config_names() or os.path.isfile(text) and text.endswith((".py", ".yaml", ".yml", ".sh"))
-    fix = _help_of(command_name)
+    fix = _line_of(command_name)
     if is_config: fix = edit(config=text)
     elif os.path.isfile(os.path.join(text, "status.json")):
         fix = edit(config=text)
@@ -374,6 +383,7 @@ def parse_own(
     for name in [name for name, value in values.items() if is_dataclass(value)]: values |= vars(values.pop(name))
     return SimpleNamespace(**values)   # without the groups
 
+# %% ../../nbs/15_cli/00_options.ipynb #8c2ba8b6
 def parse(
     command:str,
     args:list[str],

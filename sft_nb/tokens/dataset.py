@@ -219,8 +219,8 @@ def _find_dropped(cfg:Config, s:Split, name:str)->list[Finding]:
             kept, median = int(s.lengths.sum()), int(np.median(s.lengths))
             text += (f": a few outliers of up to {counts.longest_dropped:,} tokens, where the median is {median:,}. "
                      f"To keep them, a batch must hold {counts.longest_dropped:,} tokens instead of "
-                     f"{s.lengths.max():,}, and there are {counts.too_long_tokens / max(kept, 1):.0%} more tokens to "
-                     "read")
+                     f"{s.lengths.max():,}, and {1 + counts.too_long_tokens / max(kept, 1):.2g} times as many tokens "
+                     "are read")
         if not few_too_long(s): out.append(warn(text, longer, check=check))
         elif cfg.on_long == "drop" and "on_long" in {setting for setting, _, _ in explicit_settings(cfg)}:
             out.append(ok(f"left out as on_long requests: {text}", check=check))
@@ -546,7 +546,8 @@ def _learning_facts(cfg:Config, train:Split, eval:Split|None, template:Template)
         answers_from=answers, prompts_from=[name for name in prompts if name not in answers] or prompts,
         formats=seen.formats, response_template=cfg.response_template, turns=cfg.train_on_turns,
         prompts_learned=seen.prompts_too, rows=train.n_kept, rows_read=train.n_read, left_out=train.reasons,
-        cut=train.counts.shortened, columns_not_used=[*seen.unread], system_prompts=[*seen.systems],
+        cut=train.counts.shortened, excluded=seen.flags.get("hidden", 0), columns_not_used=[*seen.unread],
+        system_prompts=[*seen.systems],
         default_system="" if all(seen.systems) else template.default_system,
         files_not_read={why: len(files) for why, files in _count_not_read(train).items() if why not in NO_ROWS},
         template_arguments=arguments[:4], max_samples=cfg.max_samples,
@@ -577,6 +578,7 @@ def _learning_summary(
     if facts["rows_read"] == 1: rows = "the row"
     parts.append(f"From {rows}")
     if facts["left_out"]: parts[-1] += f", without {describe_reasons(facts['left_out'])}"
+    if n := facts["excluded"]: parts[-1] += f"; {pluralise(n, 'answer is', 'answers are')} excluded by flags"
     if facts["cut"]: parts[-1] += f"; {facts['cut']:,} are cut"
     if facts["max_samples"] == facts["rows_read"]: parts[-1] += " (max_samples)"
     if facts["eval_samples"]:
