@@ -132,6 +132,7 @@ WRONG = [  # arguments, exit code, what the message says
     (["prepare", "--config", "demo"], 2, ["no such command; the nearest is data. Fix: sft_nb data --config demo"]),
     (["resume", "runs/a"], 2, ["no such command; the nearest is train --resume. Fix: sft_nb train --resume runs/a"]),
     (["sft"], 2, ["no such command", "Fix: sft_nb train"]),
+    (["evaluate", "--run", "runs/a"], 2, ["the run stands without one. Fix: sft_nb evaluate runs/a"]),
     (["nosuch"], 2, ["no such command", "Fix: sft_nb --help"]),
     (["compare", "runs/a"], 2, ["b is missing", "Fix: sft_nb compare runs/NAME runs/OTHER"]),
     ([], 2, ["usage"]),

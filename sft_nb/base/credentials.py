@@ -37,8 +37,8 @@ _TOKEN = "|".join((
     r"github_pat_\w{20,}", r"glpat-[\w-]{16,}", r"sk-(?=[\w-]*\d)[\w-]{20,}", r"gsk_\w{20,}", r"nvapi-[\w-]{20,}",
     r"A[KS]IA[A-Z0-9]{16}", r"AIza[\w-]{30,}", r"xox[a-z]-[\w-]{10,}", r"npm_[A-Za-z0-9]{30,}", r"pypi-[\w-]{30,}",
     r"eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+"))
-_KEY_SIGNS = ("hf_", "api_org_", "wandb_v1_", "gh", "glpat-", "sk-", "gsk_", "nvapi-", "AKIA", "ASIA", "AIza", "xox",
-              "npm_", "pypi-", "eyJ", "PRIVATE KEY")
+_BEGINNINGS = ("hf_ api_org_ wandb_v1_ ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ glpat- sk- gsk_ nvapi- AKIA ASIA AIza xox "
+               "npm_ pypi- eyJ").split()   # of these tokens
 _PASSWORD_FIELD = r"(?:pwd|password|passwd|accountkey|sharedaccesskey|sharedsecret|accesstoken|apikey)"
 _HOOK = (r"hooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)/|"
          r"discord(?:app)?\.com/api/(?:v\d+/)?webhooks/\d+/|"
@@ -57,11 +57,9 @@ _SHAPES = (   # pattern of a secret, and its replacement
 
 _KEY = re.compile(rf"(?<![\w-])(?:{_TOKEN})|-----BEGIN [A-Z ]*PRIVATE KEY-----")
 
-def holds_key(
-    text:str,
-)->bool:
+def holds_key(text:str)->bool:
     "Does a text hold an API key, an access token or a private key? Not one of a few letters repeated, as in examples"
-    if not any(sign in text for sign in _KEY_SIGNS): return False   # most texts end here
+    if not any(sign in text for sign in (*_BEGINNINGS, "PRIVATE KEY")): return False   # most texts end here
     return any(len({*found[0]}) > 10 for found in _KEY.finditer(text))
 
 def redact_patterns(text:str)->str:
@@ -91,7 +89,6 @@ def _secret_values()->Iterator[tuple[str,str]]:
         for found in _PASSWORD.finditer(value):
             if "://" in value or ";" in value: yield found[1] or found[2], name
 
-# %% ../../nbs/00_base/04_credentials.ipynb #a7f4e336
 def _secret_forms()->list[tuple[str,str]]:
     "Texts to redact, the longest first, each with its replacement"
     def can_be_redacted(text:str)->bool:
@@ -103,7 +100,6 @@ def _secret_forms()->list[tuple[str,str]]:
     forms = {form: f"<{name}>" for value, name in values for form in _encoded_forms(value) if can_be_redacted(form)}
     return sorted(forms.items(), key=lambda item: -len(item[0]))
 
-# %% ../../nbs/00_base/04_credentials.ipynb #daf7bc6f
 def _redact_forms(text:str, marks:list[tuple[str,str]])->str:
     "Replace the forms listed by `_secret_forms`, and everything that looks like a secret"
     for form, mark in marks:
@@ -112,7 +108,6 @@ def _redact_forms(text:str, marks:list[tuple[str,str]])->str:
         else: text = re.sub(rf"(?<!\w){re.escape(form)}(?!\w)", mark.replace("\\", r"\\"), text)
     return redact_patterns(text)
 
-# %% ../../nbs/00_base/04_credentials.ipynb #b5c6a8d2
 def redact(
     text:str,   # free text: an error, a line of a log, an answer
 )->str:
@@ -153,7 +148,6 @@ def redact_json(
     "Redact every text in a JSON value, except in `NEVER_REDACTED` fields"
     return _redact_value(data, _secret_forms())   # list them once: that is slower than redacting a text
 
-# %% ../../nbs/00_base/04_credentials.ipynb #ea8bcde1
 def _redact_value(data, marks:list[tuple[str,str]]):
     if isinstance(data, str): return _redact_forms(data, marks)
     if isinstance(data, dict):
@@ -162,9 +156,6 @@ def _redact_value(data, marks:list[tuple[str,str]]):
     return [_redact_value(v, marks) for v in data] if isinstance(data, (list, tuple)) else data
 
 # %% ../../nbs/00_base/04_credentials.ipynb #key00021
-_BEGINNINGS = ("hf_ api_org_ wandb_v1_ ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ glpat- sk- gsk_ nvapi- AKIA ASIA AIza xox "
-               "npm_ pypi- eyJ http:// https://").split()
-
 class RedactingStream:
     "A stream that redacts what is written to it, including secrets written in several pieces"
     def __init__(self, stream):
@@ -182,7 +173,8 @@ class RedactingStream:
         "The number of characters at the end that may begin a secret"
         if text.endswith("\n"): return 0
         word = re.search(r"\S{0,500}$", text)[0]
-        starts = [k for k in range(len(word)) for first in _BEGINNINGS if first.startswith(word[k:k + len(first)])]
+        firsts = (*_BEGINNINGS, "http://", "https://")
+        starts = [k for k in range(len(word)) for first in firsts if first.startswith(word[k:k + len(first)])]
         begun = [len(word) - min(starts)] if starts else []
         for form, _ in _secret_forms():
             longest = min(len(form) - 1, len(text))
@@ -238,9 +230,7 @@ def read_private_file(
 # %% ../../nbs/00_base/04_credentials.ipynb #key00030
 _WARNED:set[str] = set()
 
-def warn_once(
-    line:str,
-)->None:
+def warn_once(line:str)->None:
     "Print a line to standard error, once per process"
     if line in _WARNED: return
     _WARNED.add(line)

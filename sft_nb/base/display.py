@@ -38,7 +38,6 @@ class Drawn(NamedTuple):
     def __str__(self)->str: return self.text
     def __html__(self)->Html: return Html(self.html)
 
-# %% ../../nbs/00_base/02_display.ipynb #fac0num1
 def format_number(value)->str:
     "A readable number: 7,473 or 0.1235; empty for None; texts are unchanged"
     if value is None: return ""
@@ -244,7 +243,6 @@ def card_html(
     body = f"<div style='{WRAPPED};margin:4px 0'>{as_html(says)}</div>"
     return Html(f"<div role='alert' style='{box}'>{badge_html(status, title, wraps=True)}{body}{named}</div>")
 
-# %% ../../nbs/00_base/02_display.ipynb #fac0car3
 def card_text(
     title:str,
     says:str,

@@ -14,9 +14,7 @@ _INVISIBLE = re.compile(   # control characters, direction marks, zero-width cha
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     r"\U000e0000-\U000e007f\ud800-\udfff]")
 
-def escape_controls(
-    text:str,
-)->str:
+def escape_controls(text:str)->str:
     "Write control characters and direction marks as JSON escapes"
     return _INVISIBLE.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
@@ -29,9 +27,7 @@ def shorten(
     "The text, or its beginning and its end around …"
     return text if len(text) <= most else f"{text[:most - end - 1]}…{text[len(text) - end:]}"
 
-def shorten_words(
-    text:str,
-)->str:
+def shorten_words(text:str)->str:
     "Shorten words of more than 400 characters in the middle"
     return re.sub(r"\S{401,}", lambda found: shorten(found[0], 80, end=20), text)
 

@@ -23,9 +23,10 @@ def fsync(
     "Flush a file or folder to disk"
     handle = os.open(path, os.O_RDONLY)
     try: os.fsync(handle)
+    except OSError as e:   # not every file system can flush folders
+        if e.errno not in (errno.EINVAL, errno.EOPNOTSUPP) or not path.is_dir(): raise
     finally: os.close(handle)
 
-# %% ../../nbs/00_base/05_files.ipynb #df8091ed
 def _refuse_device(file:Path)->None:
     "OSError for a device or a link to an open file, as /dev/stdout, which root could replace, and for no file name"
     if not file.name or "\0" in str(file): raise OSError(errno.EINVAL, "it is not the name of a file", str(file))
@@ -80,9 +81,7 @@ def read_bytes(file:Path)->bytes:
     "The contents of a file that `open_regular` opens"
     with open_regular(file) as f: return f.read()
 
-def read_json(
-    file:Path,
-):
+def read_json(file:Path):
     "The value in a JSON file; OSError if it cannot be opened, ValueError if it is damaged"
     return parse_json(read_bytes(file))
 
@@ -148,7 +147,6 @@ def is_abandoned(
     os.close(handle)
     return True
 
-# %% ../../nbs/00_base/05_files.ipynb #11705912
 def remove_temporaries(
     folder:Path,
     name:str="",     # of the target file or folder; empty: any
@@ -166,9 +164,7 @@ def remove_temporaries(
     return [path.name for path in abandoned if not os.path.lexists(path)]
 
 # %% ../../nbs/00_base/05_files.ipynb #dsk00013
-def inherit_read_permissions(
-    folder:Path,
-)->None:
+def inherit_read_permissions(folder:Path)->None:
     "Make files readable for everyone who can read their folder; some libraries write them for the owner only"
     for path in folder.rglob("*"):
         if path.is_symlink() or not path.is_file(): continue

@@ -42,7 +42,6 @@ def why_fixed_segments(
 if why_fixed_segments(): del _VALUES["PYTORCH_ALLOC_CONF"]
 _TORCH_WAS_LOADED = "torch" in sys.modules   # before this module, the first one that the package loads
 
-# %% ../../nbs/00_base/00_installation.ipynb #30b5f2ae
 def set_torch_environment()->dict[str,str]:   # the variables that were set
     "Set variables that torch reads on import, unless torch is already loaded or you have set them"
     if "torch" in sys.modules: return {}

@@ -56,9 +56,7 @@ class Progress:
         return " ".join(filter(None, (self.phase, count, count and self.what, count and unit)))
 
 # %% ../../nbs/00_base/06_progress.ipynb #prg00009
-def format_duration(
-    seconds:float,
-)->str:
+def format_duration(seconds:float)->str:
     "A readable duration: 40 s, 3 min, 1.5 h"
     if seconds < 90: return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
@@ -68,9 +66,7 @@ _LISTENERS:ContextVar[tuple] = ContextVar("listeners", default=())
 _PHASE:ContextVar = ContextVar("phase", default=None)   # the current `Phase`
 
 @contextmanager
-def progress_listener(
-    listener:Callable[[Progress],None],
-)->Iterator[None]:
+def progress_listener(listener:Callable[[Progress],None])->Iterator[None]:
     "Call `listener` with the progress of every phase inside"
     before = _LISTENERS.get()
     _LISTENERS.set((*before, listener))
@@ -134,17 +130,13 @@ def display_target()->str:   # notebook, terminal or empty
     return "terminal" if sys.stderr.isatty() else ""
 
 # %% ../../nbs/00_base/06_progress.ipynb #prg00019
-def format_progress(
-    p:Progress,
-)->str:
+def format_progress(p:Progress)->str:
     "Progress in one line, with its figures and the remaining time"
     parts = [str(p), *(f"{name.replace('_', ' ')} {value:.4g}" for name, value in p.figures.items())]
     if p.seconds_left is not None and p.done < p.of: parts.append(f"{format_duration(p.seconds_left)} left")
     return ", ".join(parts)
 
-def progress_html(
-    p:Progress,
-)->str:
+def progress_html(p:Progress)->str:
     "The line of progress as HTML, below a bar if the total is known"
     line = f"<span style='font-size:13px'>{escape_html(format_progress(p))}</span>"
     if not p.of: return f"<div role='status'>{line}</div>"

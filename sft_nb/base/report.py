@@ -114,32 +114,28 @@ class Fix:
         advice = re.sub(r"\{([A-Za-z]\w+)\}", lambda found: name(found[1]), self.advice)
         return " ".join(filter(None, (edit, advice)))
 
-# %% ../../nbs/00_base/07_report.ipynb #f1x00011
-@patch
-def renamed(self:Fix,
-    names:dict[str,str],   # setting -> its name in a file
-)->"Fix":
-    "The fix with other names for its settings: `sequence_len: 512` for `max_length: 512`"
-    settings = {names.get(name, name): v for name, v in self.settings.items()}
-    return replace(self, settings=settings, otherwise=tuple(other.renamed(names) for other in self.otherwise))
+    def renamed(self,
+        names:dict[str,str],   # setting -> its name in a file
+    )->"Fix":
+        "The fix with other names for its settings: `sequence_len: 512` for `max_length: 512`"
+        settings = {names.get(name, name): v for name, v in self.settings.items()}
+        return replace(self, settings=settings, otherwise=tuple(other.renamed(names) for other in self.otherwise))
 
-@patch
-def to_dict(self:Fix)->dict:
-    "The non-empty fields, ready for JSON"
-    out = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name)}
-    if self.otherwise: out["otherwise"] = [f.to_dict() for f in self.otherwise]
-    return out
+    def to_dict(self)->dict:
+        "The non-empty fields, ready for JSON"
+        out = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name)}
+        if self.otherwise: out["otherwise"] = [f.to_dict() for f in self.otherwise]
+        return out
 
-@patch(cls_method=True)
-def from_dict(cls:Fix, d:dict)->"Fix":
-    "A fix from the result of `to_dict`; TypeError for anything else"
-    texts = [d.get(name, "") for name in ("command", "call", "advice", "language")]
-    if not all(isinstance(text, str) for text in texts): raise TypeError("a string was expected")
-    others = tuple(map(cls.from_dict, d.get("otherwise", ())))
-    settings = {name: tuple(v) if isinstance(v, list) else v for name, v in d.get("settings", {}).items()}
-    return cls(**d | dict(settings=settings, otherwise=others))
+    @classmethod
+    def from_dict(cls, d:dict)->"Fix":
+        "A fix from the result of `to_dict`; TypeError for anything else"
+        texts = [d.get(name, "") for name in ("command", "call", "advice", "language")]
+        if not all(isinstance(text, str) for text in texts): raise TypeError("a string was expected")
+        others = tuple(map(cls.from_dict, d.get("otherwise", ())))
+        settings = {name: tuple(v) if isinstance(v, list) else v for name, v in d.get("settings", {}).items()}
+        return cls(**d | dict(settings=settings, otherwise=others))
 
-# %% ../../nbs/00_base/07_report.ipynb #f1x00007
 def edit(**settings)->Fix:
     "A fix that changes settings: `edit(max_length=2062)`"
     return Fix(settings)
@@ -161,7 +157,6 @@ def pluralise(n:int, word:str, words:str="")->str:
     if n == 1: return f"{n:,} {word}"
     return f"{n:,} {words or re.sub('(?<![aeiou])y$', 'ie', word) + 's'}"
 
-# %% ../../nbs/00_base/07_report.ipynb #17b691d1
 def with_article(noun:str)->str:
     "`a list`, `an int`"
     return f"an {noun}" if noun[0].lower() in "aeiou" else f"a {noun}"
@@ -283,7 +278,6 @@ def card(self:SftError)->dict:
 @patch
 def _repr_html_(self:SftError)->str: return card_html(**self.card())
 
-# %% ../../nbs/00_base/07_report.ipynb #r0car004
 @patch
 def _render_traceback_(self:SftError)->list[str]:
     "Lines for IPython: the card, or the full traceback if the same `raise` was already shown"
@@ -333,13 +327,12 @@ class Finding:
         fix = Fix.from_dict(d["fix_parts"]) if "fix_parts" in d else as_fix(d.get("fix", ""))
         return cls(d["check"], d["status"], d["says"], fix, d.get("step"), d.get("until"))
 
-# %% ../../nbs/00_base/07_report.ipynb #f1nds001
-@patch(as_prop=True)
-def sentence(self:Finding)->str:
-    "The text, preceded by its steps if there are any"
-    when = "" if self.step is None else f"step {self.step}: "
-    if self.until not in (None, self.step): when = f"step {self.step} to {self.until}: "
-    return f"{when}{self.says}"
+    @property
+    def sentence(self)->str:
+        "The text, preceded by its steps if there are any"
+        when = "" if self.step is None else f"step {self.step}: "
+        if self.until not in (None, self.step): when = f"step {self.step} to {self.until}: "
+        return f"{when}{self.says}"
 
 # %% ../../nbs/00_base/07_report.ipynb #f1nd0002
 def ok(text:str, *, check:str="")->Finding:
@@ -429,7 +422,6 @@ def from_dict(cls:Report, d:dict)->"Report":
     findings = [Finding.from_dict(f) for f in d["findings"]]
     return cls(d["title"], d["figures"], findings, d.get("good", ""), d.get("summary", ""), d.get("facts", {}))
 
-# %% ../../nbs/00_base/07_report.ipynb #f17a5402
 @patch
 def save(self:Report, path:Path)->Path:
     "Write the report as JSON, atomically and without secrets"

@@ -115,7 +115,6 @@ def supervise_all(
     "The row with all tokens but the first supervised"
     return row | dict(labels=[-100, *row["input_ids"][1:]])
 
-# %% ../../nbs/05_batches/01_layout.ipynb #ead67446
 @dataclass
 class CollatorWithPositions:
     "A collator that adds values which would need a GPU sync: `supervised_at`, and `document_lengths` if flattened"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, is_dataclass, make_dataclass
 from types import SimpleNamespace
 from typing import Annotated, Any, get_args, get_origin, Literal
 
-from ..base.report import command, ConfigError, edit
+from ..base.report import command, ConfigError, edit, shell_quote
 from ..config.setting import describe_annotation, fits_type, is_union, parse_duration, plain_name, Setting
 from ..config.settings import ALIASES, Config, full_name, SETTINGS, settings_with
 from ..config.files import known_alternative, known_names, nearest_names
@@ -234,7 +234,7 @@ def arrange(
 # %% ../../nbs/15_cli/00_options.ipynb #op0chk02
 _LINE = "command line"
 
-def _help_of(name:str): return command(f"sft_nb {name} --help")
+def _line_of(name:str, rest:str="--help"): return command(f"sft_nb {name} {rest}")
 
 # %% ../../nbs/15_cli/00_options.ipynb #a66788ce
 def _no_option(command:str, name:str, known)->ConfigError:
@@ -245,7 +245,7 @@ def _no_option(command:str, name:str, known)->ConfigError:
     near = nearest_names(_without_dashes(name)[:100], [*known, *(names.that_set() if names else ())])
     if pointer or not near:
         hint = names.hint if names and not pointer else ""
-        return ConfigError(_LINE, f"{name[:100]} is not an option", hint, pointer or _help_of(command))
+        return ConfigError(_LINE, f"{name[:100]} is not an option", hint, pointer or _line_of(command))
     return ConfigError(_LINE, f"{name} is not an option", f"the nearest is {flag(near[0])}", f"write {{{near[0]}}}")
 
 # %% ../../nbs/15_cli/00_options.ipynb #3a165165
@@ -305,6 +305,10 @@ def line_problems(
         if not bare: continue
         switch = known.get(bare.removeprefix("no_"))
         if bare in known: problems += filter(None, [_find_fault(known[bare], name, texts)])
+        elif bare in own and texts:   # sft_nb evaluate --run runs/NAME
+            problems.append(ConfigError(_LINE, f"{name} is not an option", f"the {bare} stands without one",
+                                        _line_of(command, shell_quote(texts[0]))))
+            return problems
         elif switch is None or switch.type is not bool: problems.append(_no_option(command, name, known))
     try: _check_first(command, split_options(args)[0][1], own)
     except ConfigError as e: problems.append(e)
@@ -330,7 +334,7 @@ def _check_first(command_name:str, texts:list[str], own:dict[str,Option])->None:
     if len(texts) <= len(places): return
     text = texts[len(places)]
     is_config = text in config_names() or os.path.isfile(text) and text.endswith((".py", ".yaml", ".yml", ".sh"))
-    fix = _help_of(command_name)
+    fix = _line_of(command_name)
     if is_config: fix = edit(config=text)
     elif os.path.isfile(os.path.join(text, "status.json")):
         fix = edit(config=text)

@@ -49,33 +49,31 @@ class SettingsMerger:
             fix = f"keep {old.name} or {new.name}, and delete the other"
             self.problems.append(ConfigError(new.source, found, "", fix))
 
-# %% ../../nbs/01_config/04_load.ipynb #cfgset04
-@patch
-def add_all(self:SettingsMerger,
-    entries:list[SettingEntry],
-    folder:Path|None=None,        # folder of the file
-)->None:
-    "Add entries under our own names"
-    with_output_dir = {e.rank for e in entries if plain_name(e.name) == "output_dir"}
-    for e in entries:
-        is_tracker_name = e.rank and e.rank in with_output_dir and plain_name(e.name) == "run_name"
-        name = "wandb_name" if is_tracker_name else e.name
-        for full, v in normalise(name, e.value).items(): self.add(replace(e, value=v), full)
+    def add_all(self,
+        entries:list[SettingEntry],
+        folder:Path|None=None,        # folder of the file
+    )->None:
+        "Add entries under our own names"
+        with_output_dir = {e.rank for e in entries if plain_name(e.name) == "output_dir"}
+        for e in entries:
+            is_tracker_name = e.rank and e.rank in with_output_dir and plain_name(e.name) == "run_name"
+            name = "wandb_name" if is_tracker_name else e.name
+            for full, v in normalise(name, e.value).items(): self.add(replace(e, value=v), full)
 
-@patch
-def merge(self:SettingsMerger,
-    entries:list[SettingEntry],
-    folder:Path|None=None,        # folder of the file
-)->SettingsMerger:
-    "Merge all entries: of those with the same name, the ones of the highest rank"
-    highest = {}
-    for e in entries: highest[plain_name(e.name)] = max(e.rank, highest.get(plain_name(e.name), 0))
-    self.add_all([e for e in entries if e.rank == highest[plain_name(e.name)]], folder)
-    wandb, trackers = self.best.get("wandb"), self.best.get("report_to")
-    if wandb and trackers and wandb.value is False and wandb.rank > trackers.rank and isinstance(trackers.value, tuple):
-        others = tuple(name for name in trackers.value if name != "wandb")   # --no-wandb overrides the file
-        if others != trackers.value: self.best["report_to"] = replace(wandb, value=others or None)
-    return self
+    def merge(self,
+        entries:list[SettingEntry],
+        folder:Path|None=None,        # folder of the file
+    )->"SettingsMerger":
+        "Merge all entries: of those with the same name, the ones of the highest rank"
+        highest = {}
+        for e in entries: highest[plain_name(e.name)] = max(e.rank, highest.get(plain_name(e.name), 0))
+        self.add_all([e for e in entries if e.rank == highest[plain_name(e.name)]], folder)
+        wandb, trackers = self.best.get("wandb"), self.best.get("report_to")
+        is_off = wandb and wandb.value is False
+        if is_off and trackers and wandb.rank > trackers.rank and isinstance(trackers.value, tuple):
+            others = tuple(name for name in trackers.value if name != "wandb")   # --no-wandb overrides the file
+            if others != trackers.value: self.best["report_to"] = replace(wandb, value=others or None)
+        return self
 
 # %% ../../nbs/01_config/04_load.ipynb #dc6a9db5
 def config_names()->list[str]:
@@ -158,7 +156,6 @@ def _without_kwargs(f, more:list[inspect.Parameter]):
     f.__signature__ = inspect.signature(f).replace(parameters=parameters)
     return f
 
-# %% ../../nbs/01_config/04_load.ipynb #f1d667c7
 def _no_config_error(cfg)->ConfigError:
     "The error for an object that is neither a config nor names one"
     return ConfigError("cfg", f"it is of type {type(cfg).__name__}", "what load_config() returns",
@@ -238,7 +235,6 @@ def explicit_settings(
         if everything or source not in ("default", "Config") or v != s.default: rows.append((name, v, source))
     return rows
 
-# %% ../../nbs/01_config/04_load.ipynb #cfgtab01
 def _settings_tables(cfg:Config, rows:list[tuple])->tuple[Table,Table]:
     "Settings with their values and sources; accepted keys of other tools"
     lines = [dict(setting=name, value=short_repr(v, 80), source=source) for name, v, source in rows]
@@ -269,7 +265,6 @@ def _repr_html_(self:Config)->str:
     folded = Drawn("", details_html(f"{len(others)} at their default", table_html(others)))
     return redact_patterns(view_html(View(self._headline(), parts=[*_settings_tables(self, rows), folded])))
 
-# %% ../../nbs/01_config/04_load.ipynb #cfgfac03
 @patch
 def to_dict(self:Config)->dict:
     "Values and sources, ready for JSON"
@@ -316,17 +311,13 @@ def save_config(
     return write_atomically(Path(path), redact_patterns(saved) + "\n")
 
 # %% ../../nbs/01_config/04_load.ipynb #cfg00002
-def with_absolute_paths(
-    cfg:Config,
-)->Config:
+def with_absolute_paths(cfg:Config)->Config:
     "The config with absolute paths for existing files and folders"
     values = {name: getattr(cfg, name) for name in settings_with("is_path")}
     def find(path:str)->str|None: return path if os.path.exists(path) else None
     return replace(cfg, **{name: _replace_paths(name, v, find) for name, v in values.items()})
 
-def absolute_paths(
-    cfg:Config,
-)->list[str]:
+def absolute_paths(cfg:Config)->list[str]:
     "The absolute paths among the settings"
     values = [getattr(cfg, name) for name in settings_with("is_path")]
     named = [v for value in values for v in (value if isinstance(value, tuple) else (value,))]

@@ -110,9 +110,7 @@ def _as_value(text:str)->Any:
         except (ValueError, SyntaxError, RecursionError, MemoryError): continue
     return text
 
-def as_pairs(
-    arguments:dict[str,Any],
-)->tuple[str,...]:
+def as_pairs(arguments:dict[str,Any])->tuple[str,...]:
     "Arguments as a list of NAME=VALUE, from which `named_arguments` makes them again"
     def as_text(v): return v if isinstance(v, str) and _as_value(v) == v else repr(v)
     return tuple(f"{name}={as_text(v)}" for name, v in arguments.items())
@@ -184,10 +182,7 @@ def language_of_source(
     file = re.search(r"\.(ya?ml|json|sh)(?::\d+)?(?: \(|$)", where)
     return dict(json="json", sh="shell").get(file[1], "yaml") if file else "file"
 
-def fix_for_source(
-    where:str,
-    fix:Fix|str,
-)->Fix:
+def fix_for_source(where:str, fix:Fix|str)->Fix:
     "`fix` in the language of the place where it must be applied"
     return replace(as_fix(fix), language=language_of_source(where))
 

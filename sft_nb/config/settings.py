@@ -48,7 +48,6 @@ class Config(OutputSettings, GuardSettings, EvaluationSettings, TrainingSettings
         "The number of processes that see different rows: one for each group that shares them"
         return max(1, self.num_processes // self.sequence_parallel_size)
 
-# %% ../../nbs/01_config/01_settings.ipynb #fec0c2b3
 SETTINGS:dict[str,Setting] = {   # in reading order
     f.name: replace(get_args(f.type)[1], name=f.name, type=get_args(f.type)[0], default=f.default, group=group)
     for group in reversed(Config.__mro__[1:-1]) for f in fields(group)}

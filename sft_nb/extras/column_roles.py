@@ -4,13 +4,15 @@
 
 # %% auto #0
 __all__ = ['singular_words', 'name_rank', 'has_role', 'is_mixed_name', 'is_answer_name', 'field_of', 'column_groups',
-           'names_answers', 'choice_columns', 'find_rejections']
+           'names_answers', 'choice_columns', 'is_metadata', 'find_rejections']
 
 # %% ../../nbs/16_extras/25_column_roles.ipynb #cro00003
 import re
 from functools import lru_cache
 
+from ..rows.messages import REASONING_KEYS
 from ..rows.readers import column_words, fold_case
+from ..rows.columns import TEXT_COLUMNS
 
 # %% ../../nbs/16_extras/25_column_roles.ipynb #cro00006
 _WORDS = {   # role -> English words; parts of words in other languages
@@ -162,6 +164,34 @@ def choice_columns(
     for stem, group in column_groups(names).items():
         if not (names_answers(stem) or has_role(stem, "question")): found.update(group)
     return [c for c in names if c in found]
+
+# %% ../../nbs/16_extras/25_column_roles.ipynb #d4159b00
+_NO_METADATA = {*TEXT_COLUMNS, *REASONING_KEYS, "label", "kto_tag", "system", "system_prompt", "tools", "functions",
+                "history", "documents", "input_ids", "labels", "thought", "rationale", "explanation"} - {"category"}
+_IDENTIFIERS = set("""
+    id ids idx index uuid uid guid hash sha sha1 sha256 md5 url urls uri link date time timestamp datetime
+    created updated modified count num length len score scores license type kind category categories subcategory
+    quality rate rating ratings name names lang language languages level moderation reward rewards
+    """.split())   # one of these words is enough
+_METADATA = set("""
+    source src origin dataset subset config topic topics domain domains tag tags locale country author user
+    users model models generator version difficulty rank votes upvotes likes helpfulness toxicity perplexity ppl
+    temperature top p max min mean n no nr number total turn turns round rounds token tokens word words char
+    chars character characters size redacted openai file filename path page line row fold seed meta metadata
+    finish stop reason usage cost latency duration provider annotator worker session channel status state agent
+    customer email phone priority severity department team assignee sent at by in of cache control signature
+    citations annotations is error refusal logprobs original system fingerprint schema split object generation
+    safety settings views avatar toxic hashed ip header full skip formatting identifier neighbor distance repeat
+    similar percent percentage average avg probability confidence task other info extra data stars subreddit
+    permalink grade ability style endpoint method copyright tgt annotators bleu comet datum fecha
+    """.split())   # all words of a name must be among these
+
+@lru_cache(4096)
+def is_metadata(name:str)->bool:
+    "Does the name of a column tell where a row is from or what kind it is, so that nothing can be learned from it?"
+    if name.lower() in _NO_METADATA: return False
+    words = set(column_words(name))
+    return bool(words & _IDENTIFIERS) or bool(words) and words <= _METADATA
 
 # %% ../../nbs/16_extras/25_column_roles.ipynb #5b6fbcb5
 _GOOD_IF_TRUE = frozenset("""

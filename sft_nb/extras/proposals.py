@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['kind_of_values', 'SampledColumns', 'propose_fields', 'may_be_answer', 'propose_pairs', 'fix_for_unread',
-           'propose_reading', 'explain_wrong_column']
+           'propose_reading', 'explain_wrong_column', 'name_columns']
 
 # %% ../../nbs/16_extras/26_proposals.ipynb #prop0003
 import difflib, json, operator, re
@@ -15,8 +15,12 @@ from numbers import Number
 
 from ..base.report import as_fix, edit, Fix, SftError
 from ..rows.settings import FORMATS
+from ..rows.columns import ColumnRenamer
 from ..rows.messages import are_texts, first_present, is_blank, ROLE_KEYS
 from ..rows.readers import column_words, detect, fold_case, join_names, read_row, value_at
+from ..config.load import Config
+from ..tasks.core import get_task, Task
+from ..tokens.conversations import applied_fields
 from .message_shapes import split_turns
 from sft_nb.extras.column_roles import (
     choice_columns, column_groups, field_of, has_role, is_answer_name, is_mixed_name, name_rank, names_answers,
@@ -437,3 +441,32 @@ def explain_wrong_column(
         proposed = propose_fields(renamed, required, pairs)
         fix = proposed or as_fix(f"name one of the columns in {{fields}}: {field}=...")
     return found.format(wrong[field], field), expected, fix
+
+# %% ../../nbs/16_extras/26_proposals.ipynb #6c0b65ce
+def _can_read_all(task:Task, rows:list[dict])->bool:
+    "Can a task read all rows that have content, by the names of its own fields?"
+    rename = ColumnRenamer(tuple(task.fields), {}, {})
+    expand = getattr(task, "expand", lambda row: [row])
+    found = [rename(part) for row in rows if not all(map(is_blank, row.values())) for part in expand(row)]
+    try: return all(f in row for row in found for f in task.fields) and bool([task.messages(row) for row in found])
+    except (SftError, KeyError, TypeError): return False
+
+def name_columns(
+    task:Task,
+    rows:list,              # some rows, of which at least one cannot be read
+    cfg:Config|None=None,   # its `fields`
+)->Fix:
+    "The fix for rows whose columns have other names: proposals that were tried on them, and other ways"
+    rows = [row for row in rows if isinstance(row, dict)]
+    if task.fields: rows = [row for row in rows if any(f not in row for f in task.fields)]
+    else: rows = [row for row in rows if not detect(row)]
+    pairs = applied_fields(rows[0], cfg)
+    if not task.fields:
+        names = ("nli", "translate") if task.name == "chat" else ()   # whose columns tell that they are meant
+        found = [edit(task=name) for name in names if _can_read_all(get_task(name), rows)]
+        return reduce(operator.or_, [*found, propose_reading(rows, pairs, labels=task.name == "classify")])
+    fix = as_fix(f"name the columns in {{fields}}: {' '.join(f'{f}=...' for f in task.fields)}")
+    optional = tuple(f for f in getattr(task, "aliases", ()) if f not in task.fields)
+    proposed = propose_fields(rows, task.fields, pairs, optional=optional)
+    if proposed: fix = proposed | fix
+    return edit(task="chat") | fix if detect(rows[0]) else fix

@@ -17,7 +17,7 @@ from ..base.extensions import extension
 from ..base.report import as_fix, ConfigError, edit, SftError
 from .settings import FORMATS
 from .messages import CONTENT_KEYS, is_empty, LOSS_FLAGS, read_flag, REASONING_KEYS, ROLE_KEYS
-from .readers import column_words, COMPLETION_KEYS, detect, detect_by_columns, join_names, value_at
+from .readers import COMPLETION_KEYS, detect, detect_by_columns, join_names, value_at
 
 # %% ../../nbs/02_rows/04_columns.ipynb #233d50b2
 FORMAT_FIELDS = (   # what the formats read
@@ -316,39 +316,15 @@ def is_honoured(row:dict, name:str)->bool:
     return name in LOSS_FLAGS or _is_users_mask(row, name) or kto_label(row, name) is not None
 
 # %% ../../nbs/02_rows/04_columns.ipynb #2051faf9
-_NO_METADATA = {*TEXT_COLUMNS, *REASONING_KEYS, "label", "kto_tag", "system", "system_prompt", "tools", "functions",
-                "history", "documents", "input_ids", "labels", "thought", "rationale", "explanation"} - {"category"}
 _NEVER_HARMLESS = re.compile(f"{_LIKE_FLAGS.pattern}|label")
-_IDENTIFIERS = set("""
-    id ids idx index uuid uid guid hash sha sha1 sha256 md5 url urls uri link date time timestamp datetime
-    created updated modified count num length len score scores license type kind category categories subcategory
-    quality rate rating ratings name names lang language languages level moderation reward rewards
-    """.split())   # one of these words is enough
-_METADATA = set("""
-    source src origin dataset subset config topic topics domain domains tag tags locale country author user
-    users model models generator version difficulty rank votes upvotes likes helpfulness toxicity perplexity ppl
-    temperature top p max min mean n no nr number total turn turns round rounds token tokens word words char
-    chars character characters size redacted openai file filename path page line row fold seed meta metadata
-    finish stop reason usage cost latency duration provider annotator worker session channel status state agent
-    customer email phone priority severity department team assignee sent at by in of cache control signature
-    citations annotations is error refusal logprobs original system fingerprint schema split object generation
-    safety settings views avatar toxic hashed ip header full skip formatting identifier neighbor distance repeat
-    similar percent percentage average avg probability confidence task other info extra data stars subreddit
-    permalink grade ability style endpoint method copyright tgt annotators bleu comet datum fecha
-    """.split())   # all words of a name must be among these
-
-@lru_cache(4096)
-def _is_metadata(name:str)->bool:
-    key = _key_of(name)
-    if key.lower() in _NO_METADATA or _NEVER_HARMLESS.search(key.lower()): return False
-    words = set(column_words(key))
-    return bool(words & _IDENTIFIERS) or bool(words) and words <= _METADATA
 
 def are_metadata(
     names,   # column names
 )->bool:
-    "Do all names tell where a row is from or what kind it is, so that nothing can be learned from the columns?"
-    return all(map(_is_metadata, map(str, names)))
+    "Do all names tell where a row is from or what kind it is? The extras know such names; without them, none does"
+    roles, keys = extension("column_roles"), [*map(_key_of, names)]
+    if roles is None or any(_NEVER_HARMLESS.search(key.lower()) for key in keys): return False
+    return all(map(roles.is_metadata, keys))
 
 def like_flags(
     names:list[str],   # names of columns, or of keys such as messages.compute_loss

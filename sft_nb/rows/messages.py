@@ -24,30 +24,22 @@ TEXT_TYPES = ("text", "input_text", "output_text")   # of a block that is text
 LOSS_FLAGS = ("train", "training", "trainable", "weight", "loss", "loss_weight", "loss_scale", "loss_mask", "masked")
 _FLAGS = frozenset(LOSS_FLAGS)   # see below
 
-def is_missing(
-    value,
-)->bool:
+def is_missing(value)->bool:
     "Is the value None, NaN, or pandas' `NA` or `NaT`?"
     if value is None or isinstance(value, str): return value is None
     if isinstance(value, float): return value != value
     return type(value).__name__ in ("NAType", "NaTType")
 
-def is_blank(
-    value,
-)->bool:
+def is_blank(value)->bool:
     "Is the value missing, an empty list or dict, or a text without characters?"
     if isinstance(value, str): return not value.strip()
     return is_missing(value) or isinstance(value, (list, dict)) and not value
 
-def is_empty(
-    value,
-)->bool:
+def is_empty(value)->bool:
     "Is the value missing, or does it hold nothing?"
     return is_missing(value) or isinstance(value, (str, list, dict, tuple)) and not value
 
-def are_texts(
-    value,
-)->bool:
+def are_texts(value)->bool:
     "Is the value a list of texts?"
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
 

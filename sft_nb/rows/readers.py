@@ -24,9 +24,7 @@ from .messages import (
     parse_list, parse_tools, parse_value, REASONING_KEYS, role_of, ROLE_KEYS, TEXT_TYPES)
 
 # %% ../../nbs/02_rows/03_readers.ipynb #colu0012
-def fold_case(
-    name,
-)->str:
+def fold_case(name)->str:
     "A name in lower case without accents: `reponse` for Réponse"
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", str(name))
     return "".join(c for c in unicodedata.normalize("NFKD", spaced.casefold()) if not unicodedata.combining(c))
@@ -78,9 +76,7 @@ def missing_fields(
     return [f for f in FORMATS[format] if f not in row and not any(k in row for k in others.get(f, ()))]
 
 @lru_cache(4096)
-def detect_by_columns(
-    columns:tuple[str,...],
-)->str|None:
+def detect_by_columns(columns:tuple[str,...])->str|None:
     "The first format whose fields are all among the columns, or None if no format or only contents decide"
     return next((name for name in _BY_FIELDS if not missing_fields(columns, name)), None)
 

@@ -10,54 +10,19 @@ from sft_nb.rows.columns import ColumnRenamer as ColumnRenamer
 from sft_nb.rows.files import Source as Source
 from typing import Any
 
-def path_words(path: Path) -> list[str]:
-    """The words of a path: those of the file name, then those of its folders, nearest first
-    
-    Args:
-        path: relative to the named folder"""
-
-def split_of(path: Path) -> str:
-    """The split of a file, from its name or else its folders; `SftError` for a name with two splits
-    
-    Args:
-        path: relative to the named folder"""
-
-def domain_of(path: Path) -> str:
-    """The words of a path that name neither a split nor a shard"""
-
-def files_of_domain(files: list[Path], domain: str, folder: str) -> list[Path]:
-    """The files of one domain; `SftError` listing the folder's domains if there are none
-    
-    Args:
-        files: relative to the folder
-        folder: for the error"""
-
-def has_several_splits(files: list[Path]) -> bool: ...
-
-def files_of_split(files: list[Path], split: str, folder: str) -> list[Path]:
-    """The files of one split; `SftError` if the training files cannot be told from the others
-    
-    Args:
-        files: relative to the folder
-        split: train or eval
-        folder: for the error"""
-
 NO_ROWS: tuple[str, str, str, str, str]
 
-def sort_files(folder: Path) -> tuple[list[Path], dict[str, str]]:
-    """The files with rows below a folder, and the others; `SftError` for a folder without read permission"""
-
 def validation_sources(rows: Any, domain: str | None=None) -> list[Source]:
-    """The validation files of a folder with training files
-    
-    Args:
-        rows: as `open_rows` takes it"""
+    """The validation files of a folder with training files; none of other rows"""
 
 def unused_test_files(rows: Any, domain: str | None=None) -> list[str]:
-    """The test files of a folder, which are read only if named explicitly
-    
-    Args:
-        rows: as `open_rows` takes it"""
+    """The test files of a folder with training and without validation files, which are read only if named explicitly"""
+
+def dataset_source(dataset: Any, name: str) -> Source:
+    """The rows of a `Dataset`, or of an `IterableDataset`, whose length and digest are unknown; a transform is applied"""
+
+def several_splits_error(where: str, splits: Any) -> SftError:
+    """The error for a data set with several splits"""
 
 def disk_full_error(folder: Path, e: OSError) -> SftError:
     """The error for rows or tokens that cannot be written
@@ -92,6 +57,17 @@ def row_key(row: dict[Any, Any]) -> str:
 
 def row_line(row: dict[Any, Any]) -> str:
     """A row as a line of a file"""
+
+SPLIT_WORDS: Any
+
+def path_words(path: Path) -> list[str]:
+    """The words of a path: those of the file name, then those of its folders, nearest first
+    
+    Args:
+        path: relative to the named folder"""
+
+def domain_of(path: Path) -> str:
+    """The words of a path that name neither a split nor a shard"""
 
 @dataclass
 class Mixture:

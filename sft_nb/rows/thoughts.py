@@ -151,9 +151,7 @@ def marks_thought(
 
 _ENDS_OF_TURNS = {"<|start|>", "<|end|>", "<|message|>"}   # of models without channels
 
-def has_thought_tokens(
-    tokenizer,
-)->bool:
+def has_thought_tokens(tokenizer)->bool:
     "Has it special tokens that delimit a thought, so that a text without special tokens loses them?"
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     return any(t.special and marks_thought(str(t)) and str(t) not in _ENDS_OF_TURNS for t in added)

@@ -7,13 +7,13 @@ __all__ = ['cache_folder', 'token_inputs', 'cache_key', 'seal_entry', 'batch_che
            'publish_entry', 'remove_entry', 'remove_unfinished']
 
 # %% ../../nbs/04_tokens/10_cache.ipynb #cac00003
-import hashlib, inspect, json, marshal, os, re, shutil, time, uuid
+import hashlib, inspect, json, marshal, re, shutil, time, uuid
 from pathlib import Path
 
 import numpy as np
 
 from .. import __version__
-from ..base.files import cache_home
+from ..base.files import cache_home, fsync, fsync_tree
 from ..base.report import SftError
 from ..config.load import Config
 from ..config.settings import settings_with
@@ -101,14 +101,6 @@ def cache_key(
 # %% ../../nbs/04_tokens/10_cache.ipynb #cac00010
 _LIST = "entry.json"
 
-def _flush_to_disk(path:Path)->None:
-    "Wait until a file, or the names in a folder, are on the disk"
-    handle = os.open(path, os.O_RDONLY)
-    try: os.fsync(handle)
-    except OSError:
-        if not path.is_dir(): raise   # not every file system can flush folders
-    finally: os.close(handle)
-
 def seal_entry(
     folder:Path,   # a folder with all its files
 )->None:
@@ -116,7 +108,7 @@ def seal_entry(
     files = [file for file in sorted(folder.iterdir()) if file.name != _LIST]   # a copied entry already has a list
     noted = {file.name: [file.stat().st_size, file_digest(file)] for file in files}
     (folder/_LIST).write_text(json.dumps(noted, indent=1))
-    for path in (*folder.iterdir(), folder): _flush_to_disk(path)
+    fsync_tree(folder)
 
 def batch_checksums(
     batch,         # a record batch of tokens.arrow
@@ -172,7 +164,7 @@ def publish_entry(
         path.chmod(rights)
     try: folder.rename(place)
     except OSError: return False
-    _flush_to_disk(place.parent)
+    fsync(place.parent)
     return True
 
 def remove_entry(

@@ -219,8 +219,8 @@ def _find_dropped(cfg:Config, s:Split, name:str)->list[Finding]:
             kept, median = int(s.lengths.sum()), int(np.median(s.lengths))
             text += (f": a few outliers of up to {counts.longest_dropped:,} tokens, where the median is {median:,}. "
                      f"To keep them, a batch must hold {counts.longest_dropped:,} tokens instead of "
-                     f"{s.lengths.max():,}, and there are {counts.too_long_tokens / max(kept, 1):.0%} more tokens to "
-                     "read")
+                     f"{s.lengths.max():,}, and {1 + counts.too_long_tokens / max(kept, 1):.2g} times as many tokens "
+                     "are read")
         if not few_too_long(s): out.append(warn(text, longer, check=check))
         elif cfg.on_long == "drop" and "on_long" in {setting for setting, _, _ in explicit_settings(cfg)}:
             out.append(ok(f"left out as on_long requests: {text}", check=check))
@@ -230,7 +230,6 @@ def _find_dropped(cfg:Config, s:Split, name:str)->list[Finding]:
         out.append(ok(text, check=f"{name}_left_out"))
     return out
 
-# %% ../../nbs/04_tokens/09_dataset.ipynb #d8e189e8
 def _find_in_rows(s:Split, name:str, chat:bool, max_length:int)->list[Finding]:
     "Rows that were cut or became several examples, with words behind the last answer or special tokens in their text"
     out, seen = [], s.seen
@@ -315,7 +314,6 @@ def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
         text += what
     return [*out, warn(text, fix, check=f"{name}_columns")]
 
-# %% ../../nbs/04_tokens/09_dataset.ipynb #notread1
 def _count_not_read(s:Split)->dict[str,list[str]]:
     "Reason -> the files of a folder that are not read because of it"
     found = {}
@@ -386,7 +384,6 @@ def _find_labels(s:Split, name:str, task:str)->list[Finding]:
     text = f"answers are {len(s.labels)} labels ({shares}{rest}), scored as free text, without F1 of each label"
     return [skipped(text, edit(task="classify"), check=f"{name}_labels")]
 
-# %% ../../nbs/04_tokens/09_dataset.ipynb #fndshar1
 def _find_shares(s:Split, weights:tuple[float,...]|None)->list[Finding]:
     "Weights that add up to 1: are shares of the rows meant? Each is how often its file is used"
     rows = [*s.seen.in_files.values()]
@@ -469,7 +466,6 @@ def _find_in_template(t:Template)->list[Finding]:
         out.append(warn(text, "set {chat_template} to one that writes both the same way", check="template_prompt"))
     return out
 
-# %% ../../nbs/04_tokens/09_dataset.ipynb #acc00014
 def find_all(
     cfg:Config,
     tokenizer,
@@ -502,7 +498,6 @@ def find_all(
             out.append(warn(text, edit(drop_duplicates=True), check=f"{name}_duplicates"))
     return [*out, _find_overlap(cfg, train, eval), *_find_in_template(t)]
 
-# %% ../../nbs/04_tokens/09_dataset.ipynb #6c48837a
 _REASONING = dict(kept="kept in {:,} turns", removed="removed by the template from {:,}", empty="empty in {:,}",
                   dropped="dropped from {:,}")
 
@@ -551,7 +546,8 @@ def _learning_facts(cfg:Config, train:Split, eval:Split|None, template:Template)
         answers_from=answers, prompts_from=[name for name in prompts if name not in answers] or prompts,
         formats=seen.formats, response_template=cfg.response_template, turns=cfg.train_on_turns,
         prompts_learned=seen.prompts_too, rows=train.n_kept, rows_read=train.n_read, left_out=train.reasons,
-        cut=train.counts.shortened, columns_not_used=[*seen.unread], system_prompts=[*seen.systems],
+        cut=train.counts.shortened, excluded=seen.flags.get("hidden", 0), columns_not_used=[*seen.unread],
+        system_prompts=[*seen.systems],
         default_system="" if all(seen.systems) else template.default_system,
         files_not_read={why: len(files) for why, files in _count_not_read(train).items() if why not in NO_ROWS},
         template_arguments=arguments[:4], max_samples=cfg.max_samples,
@@ -582,6 +578,7 @@ def _learning_summary(
     if facts["rows_read"] == 1: rows = "the row"
     parts.append(f"From {rows}")
     if facts["left_out"]: parts[-1] += f", without {describe_reasons(facts['left_out'])}"
+    if n := facts["excluded"]: parts[-1] += f"; {pluralise(n, 'answer is', 'answers are')} excluded by flags"
     if facts["cut"]: parts[-1] += f"; {facts['cut']:,} are cut"
     if facts["max_samples"] == facts["rows_read"]: parts[-1] += " (max_samples)"
     if facts["eval_samples"]:

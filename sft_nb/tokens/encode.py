@@ -13,6 +13,7 @@ from itertools import chain
 import numpy as np
 from fastcore.basics import patch
 
+from ..base.extensions import extension
 from ..base.report import SftError
 from .template import PROBE_QUESTION, PROBE_TOOL, Template
 from .turns import Chunk, split_conversation
@@ -64,9 +65,6 @@ class Encoder:
             backend.no_truncation()
             backend.no_padding()
         self.known = {}   # short anchor -> its ids
-        added = [*t.tokenizer.added_tokens_decoder]
-        self.is_added = np.zeros(max([len(t.tokenizer), *added]) + 1, dtype=bool)   # for each token id
-        self.is_added[added] = True
         plain, full = self.ids(["a"])[0], t.tokenizer("a")["input_ids"]
         starts = (i for i in range(len(full)) if full[i:i + len(plain)] == plain)
         self.bos = full[:next(starts, 0)]
@@ -128,46 +126,12 @@ def begin(self:Encoder, ids:list[int])->list[int]:
     while n and ids[:2 * n] == self.bos * 2: ids = ids[n:]
     return ids if ids[:n] == self.bos else self.bos + ids
 
-# %% ../../nbs/04_tokens/04_encode.ipynb #enc00021
-@patch
-def together(self:Encoder, examples:list[list[Chunk]])->list[tuple[np.ndarray,list[int]]|None]:
-    "`examples`, each encoded as one text; None if added tokens do not mark the boundaries of its chunks"
-    if not examples: return []
-    encoded = self.ids(["".join([c.text for c in e]) for e in examples])
-    ids = np.fromiter(chain.from_iterable(encoded), dtype=np.int32)
-    ends = np.cumsum([len(x) for x in encoded])
-    starts = np.r_[0, ends[:-1]]
-
-    chunks = [c for e in examples for c in e]
-    opens = np.cumsum([0, *[len(e) for e in examples]])             # number of the first chunk of each example
-    example = np.repeat(np.arange(len(examples)), np.diff(opens))   # of each chunk
-    n_added = np.cumsum([0, *[c.n_added for c in chunks]])          # added tokens in all chunks before each
-    found = np.flatnonzero(self.is_added[ids])                      # where added tokens are
-    first = np.searchsorted(found, starts)                          # number of the first one of each example
-    right = np.searchsorted(found, ends) - first == np.diff(n_added[opens])
-
-    borders = starts[example]   # start of each chunk: at first the start of its example
-    places = {}
-    for k, c in enumerate(chunks): places.setdefault(c.anchor, []).append(k)
-    places.pop("", None)
-    for anchor, anchor_ids in zip(places, self.ids([*places])):
-        behind = np.array([k for k in places[anchor] if right[example[k]]], dtype=int)
-        of = example[behind]
-        at = found[first[of] + n_added[behind] - n_added[opens[of]] - 1]   # the last added token before the chunk
-        inside = np.minimum(at[:, None] + np.arange(len(anchor_ids)), len(ids) - 1)
-        right[of[(ids[inside] != anchor_ids).any(1)]] = False
-        borders[behind] = at + len(anchor_ids)
-    sizes = np.diff(borders, append=len(ids)).tolist()
-    return [(ids[a:z], sizes[i:j]) if ok else None
-            for a, z, i, j, ok in zip(starts, ends, opens.tolist(), opens[1:].tolist(), right)]
-
 # %% ../../nbs/04_tokens/04_encode.ipynb #enc00022
 @patch
 def examples(self:Encoder, examples:list[list[Chunk]])->list[tuple[np.ndarray,list[int]]|None]:
     "Ids of each example and the number per chunk; None for one without a token boundary between two chunks"
-    counted = [self.backend is not None and all([c.n_added is not None for c in e]) for e in examples]
-    together = iter(self.together([e for e, ok in zip(examples, counted) if ok]))
-    found = [next(together) if ok else None for ok in counted]
+    faster = extension("whole_examples")
+    found = faster.encode_whole(self, examples) if faster else [None] * len(examples)
     rest = [k for k, x in enumerate(found) if x is None]
     pieces = iter(self.chunks([c for k in rest for c in examples[k]]))
     for k in rest:
@@ -210,14 +174,12 @@ def encode(
     layouts = [split_conversation(messages, t, where=place, **how) for place, messages in conversations.items()]
     return Encoder(t)(layouts, again).rows()
 
-# %% ../../nbs/04_tokens/04_encode.ipynb #6d37b6df
 def prompt_text(messages:list[dict], t:Template)->str:
     "The prompt for generation as text"
     if messages[0]["role"] == "text": return "".join(m["content"] for m in messages)
     t = t.for_row(messages)
     return t.render(t.adapt_messages(messages, "prompt"), prompt=True, where="prompt")
 
-# %% ../../nbs/04_tokens/04_encode.ipynb #80d4e6d7
 def encode_prompts(
     conversations:list[list[dict]],  # each ends with a user message
     tokenizer,

@@ -22,7 +22,6 @@ class Encoder:
     t: Template
     backend: Any
     known: Any
-    is_added: Any
     bos: Any
 
     def __init__(self, t: Template) -> None: ...
@@ -48,9 +47,6 @@ class Encoder:
 
     def begin(self, ids: list[int]) -> list[int]:
         """Prepend a BOS if the tokenizer uses one and the text has none; never two"""
-
-    def together(self, examples: list[list[Chunk]]) -> list[tuple[np.ndarray, list[int]] | None]:
-        """`examples`, each encoded as one text; None if added tokens do not mark the boundaries of its chunks"""
 
     def examples(self, examples: list[list[Chunk]]) -> list[tuple[np.ndarray, list[int]] | None]:
         """Ids of each example and the number per chunk; None for one without a token boundary between two chunks"""

@@ -194,7 +194,6 @@ def _prepare_side(cfg:Config, task:Task, tokenizer, rows:Mixture, name:str)->Spl
     raise SftError(names, "the rows change while they are read", "files that do not change meanwhile",
                    f"wait until {names} is written, or read a copy of it")
 
-# %% ../../nbs/04_tokens/11_prepare.ipynb #prep0021
 def name_task(
     task:Task,   # an object
 )->str:          # name of a shipped task, or one for this object in this process
@@ -216,9 +215,7 @@ _PREPARED_IN_MEMORY:dict[tuple,bool] = {}   # row settings -> was `prepare` last
 
 def _row_key(cfg:Config)->tuple: return tuple(getattr(cfg, name) for name in ("model", *_ROW_SETTINGS))
 
-def check_rows_are_named(
-    cfg:Config,
-)->None:
+def check_rows_are_named(cfg:Config)->None:
     "ConfigError if `prepare` was given rows for this config, which a use of the config alone would replace by others"
     given_for_it = _PREPARED_IN_MEMORY.get(_row_key(cfg))
     names_none = cfg.task == "auto" and cfg.train_file is None
@@ -229,7 +226,6 @@ def check_rows_are_named(
     fix = "pass what prepare() returned: plan(cfg, data), preflight(cfg, data), train(cfg, data), launch(cfg, data)"
     raise ConfigError("train rows", found, "the rows that were prepared", f"{fix}; or name a {{train_file}}")
 
-# %% ../../nbs/04_tokens/11_prepare.ipynb #2bea49a7
 def run_of_rows(
     sources:dict[str,str],   # setting -> where its value comes from, of a config
 )->Path|None:   # None: there is none, or other rows or tokens are requested

@@ -74,9 +74,7 @@ def _undeclared_names(source:str)->tuple[str,...]:
 
 class Template:
     "The chat template of a tokenizer, or plain text where it has none"
-    def __init__(self,
-        tokenizer,
-    ):
+    def __init__(self, tokenizer):
         self.tokenizer = tokenizer
         self.chat = tokenizer.chat_template is not None
         self.separator:str = getattr(tokenizer, "prompt_separator", "\n")   # after each message of plain text
@@ -503,7 +501,6 @@ def to_skip(self:Template,
     several = isinstance(self.tokenizer.chat_template, dict)   # there may be one for conversations with tools
     return "" if self.needs_no_opening and not several else self._header(prompt, messages, where)
 
-# %% ../../nbs/04_tokens/02_template.ipynb #7emp0054
 @patch
 def _header(self:Template, prompt:str, messages:list[dict], where:str)->str:
     "`to_skip`, found by running the template"

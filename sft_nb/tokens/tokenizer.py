@@ -123,9 +123,7 @@ def _current_day()->str:
     from transformers.utils.chat_template_utils import _compile_jinja_template
     return _compile_jinja_template("{{ strftime_now('%Y-%m-%d') }}").render()
 
-def reads_clock(
-    tokenizer,
-)->bool:
+def reads_clock(tokenizer)->bool:
     "Can the chat template write the date?"
     return "strftime_now" in str(tokenizer.chat_template)
 
@@ -194,7 +192,6 @@ def _not_loaded(name:str, why:str)->ConfigError:
     return kind(f"tokenizer {name!r}", f"it cannot be loaded ({why.strip().splitlines()[0][:150]})",
                        "tiny, a folder, or a hub id that can be reached", fix)
 
-# %% ../../nbs/04_tokens/01_tokenizer.ipynb #6458c4c7
 _TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt",
                     "tekken.json", "spiece.model", "sentencepiece.bpe.model"}
 
@@ -265,9 +262,6 @@ def load_tokenizer(
     tokenizer.loaded_from = _settings_of(tokenizer, cfg)
     return tokenizer
 
-def is_own_tokenizer(
-    tokenizer,
-    cfg:Config,
-)->bool:
+def is_own_tokenizer(tokenizer, cfg:Config)->bool:
     "Does this tokenizer differ from `load_tokenizer(cfg)`? If so, a run keeps a copy"
     return getattr(tokenizer, "loaded_from", None) != _settings_of(tokenizer, cfg)

@@ -4,14 +4,11 @@
 
 # %% auto #0
 __all__ = ['RenderedTurn', 'end_of_answer', 'render_turn', 'has_content', 'supervised_messages', 'hidden_spans', 'Chunk',
-           'lay_out_fitted', 'split_conversation']
+           'as_example', 'check_last_calls', 'lay_out', 'lay_out_fitted', 'split_conversation']
 
 # %% ../../nbs/04_tokens/03_turns.ipynb #3668a623
 import json, os, re
-from bisect import bisect_left
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import NamedTuple
 
 from ..base.extensions import extension
@@ -322,7 +319,7 @@ def _turn_chunks(turns:list[RenderedTurn], prompt_too:bool)->list[Chunk]:
         n = len(turn.prompt) + len(turn.completion)
     return out
 
-def _as_example(chunks:list[Chunk], t:Template)->list[Chunk]:
+def as_example(chunks:list[Chunk], t:Template)->list[Chunk]:
     "The chunks of one example, each with its anchor"
     out, before = [], ""   # the text before a chunk, from the anchor of the previous one on
     for k, c in enumerate(chunks):
@@ -335,58 +332,13 @@ def _as_example(chunks:list[Chunk], t:Template)->list[Chunk]:
     return [c._replace(n_added=len(t.added.findall(c.text))) if ok else c for c, ok in zip(out, at_border)]
 
 
-# %% ../../nbs/04_tokens/03_turns.ipynb #7urn0050
-_MANY, _IN_A_WINDOW = 32, 4   # answers of a conversation that is laid out in windows, and those that each window adds
-
-def _window_of_messages(messages:list[dict], start:int, end:int, questions:list[int])->list[dict]:
-    "`messages[start:end]` behind what templates look back to: system messages, tools, and the last question"
-    first = messages[0]
-    front = [first] if first["role"] in ("system", "developer") else []
-    k = bisect_left(questions, start) - 1   # `questions`: the numbers of all messages of the user
-    if k >= 0: front.append(messages[questions[k]])
-    of_row = {key: first[key] for key in ("tools", "chat_template_kwargs") if key in first}
-    found = [*front, *messages[start:end]]
-    return [found[0] | of_row, *found[1:]]
-
-def _lay_out_in_windows(
-    messages:list[dict],
-    turns:list[int],   # numbers of the answers that are turns
-    t:Template,
-    *, prompt_too:bool, where:str,
-)->list[Chunk]|None:   # of one example; None: not one, or not found in this way
-    "`_lay_out` for a long conversation that is one sequence: to run the template on all of it per answer is quadratic"
-    questions, own = [i for i, m in enumerate(messages) if m["role"] == "user"], {*turns}
-    messages = [m if i in own or m["role"] != "assistant" else m | dict(train=None) for i, m in enumerate(messages)]
-    out = []
-    for k in range(0, len(turns), _IN_A_WINDOW):
-        inside = turns[max(k - 1, 0):k + _IN_A_WINDOW]   # the first one is also in the window before
-        end = inside[-1] + 1
-        window = _window_of_messages(messages, inside[0], end, questions) if k else messages[:end]
-        try: examples = _lay_out(window, t, turns="all", prompt_too=prompt_too, apart=False, where=where)
-        except SftError:
-            for i in inside: render_turn(messages[:i + 1], t, where)   # raises if the template refuses the row itself
-            return None
-        is_one = len(examples) == 1 and len(examples[0]) == 2 * len(inside)
-        if not is_one or k and examples[0][1].text != out[-1].text: return None
-        out += examples[0][2:] if k else examples[0]
-
-    # proof for the whole text and some of its beginnings: the last answer, that at a half, at a quarter, ...
-    text, ends = "".join([c.text for c in out]), [*accumulate([len(c.text) for c in out])]
-    k = len(turns) - 1
-    while k >= _IN_A_WINDOW:
-        turn, start, end = render_turn(messages[:turns[k] + 1], t, where), ends[2 * k], ends[2 * k + 1]
-        if not turn.is_prefix or (turn.prompt, turn.completion) != (text[:start], text[start:end]): return None
-        k //= 2
-    return _as_example(out, t)
-
-
 # %% ../../nbs/04_tokens/03_turns.ipynb #7urn0053
-def _check_last_calls(messages:list[dict], t:Template, where:str)->None:
+def check_last_calls(messages:list[dict], t:Template, where:str)->None:
     "`SftError` unless the template writes the calls of the last message"
     before, after = t.render(messages[:-1], where=where), t.render(messages, where=where)
     _check_calls(where, messages, after[len(os.path.commonprefix([before, after])):], t)
 
-def _lay_out(messages:list[dict], t:Template, *, turns:str, prompt_too:bool, apart:bool, where:str)->list[list[Chunk]]:
+def lay_out(messages:list[dict], t:Template, *, turns:str, prompt_too:bool, apart:bool, where:str)->list[list[Chunk]]:
     "`split_conversation` for messages in a form that the template can write"
     answers = supervised_messages(messages, turns)
     if not answers:
@@ -399,32 +351,26 @@ def _lay_out(messages:list[dict], t:Template, *, turns:str, prompt_too:bool, apa
     hidden = []   # answers in a supervised prompt that are excluded from the loss
     if prompt_too: hidden = [i for i, m in enumerate(context) if m["role"] == "assistant"
                              and (m.get("train") is False or not has_content(m))]
-    if len(answers) + len(hidden) > _MANY and not apart and 0 not in hidden:
-        noted = {*t.shared["notes"]}
-        example = _lay_out_in_windows(messages, sorted(answers + hidden), t, prompt_too=prompt_too, where=where)
+    windows = extension("windows")   # for long conversations
+    if windows and not apart and 0 not in hidden:
+        example = windows.lay_out_in_windows(messages, sorted(answers + hidden), t, prompt_too=prompt_too, where=where)
         if example: return [example]
-        for name in t.shared["notes"].keys() - noted: del t.shared["notes"][name]   # it was noted of windows
 
     found = {i: render_turn(messages[:i + 1], t, where) for i in answers}
     in_part = [i for i in answers if messages[i].get("train_parts")]
     for i in in_part: found[i] = replace(found[i], hidden=hidden_spans(messages[i], found[i].completion, t, where))
-    questions = [i for i, m in enumerate(context) if m["role"] == "user"]
     for i, m in enumerate(context):   # a call in the context must not disappear either
         if not i or i in found or not m.get("tool_calls"): continue
-        if i > _MANY:
-            with suppress(SftError):   # the whole beginning only where this is not enough
-                _check_last_calls(_window_of_messages(messages, i, i + 1, questions), t, where)
-                continue
-        _check_last_calls(messages[:i + 1], t, where)
+        if not (windows and windows.writes_calls(messages, i, t, where)): check_last_calls(messages[:i + 1], t, where)
 
     unseen = {i: replace(render_turn(context[:i + 1], t, where), supervised=False) for i in hidden if i}
     every = [turn for _, turn in sorted((found | unseen).items())]
     # a single sequence if each prompt extends the previous turn as in generation
     follow = all(a.ended and a.is_prefix and b.is_prefix and b.prompt.startswith(a.prompt + a.completion)
                  for a, b in zip(every, every[1:]))
-    if follow and not apart and 0 not in hidden: return [_as_example(_turn_chunks(every, prompt_too), t)]
+    if follow and not apart and 0 not in hidden: return [as_example(_turn_chunks(every, prompt_too), t)]
     first = min([*hidden, *in_part], default=len(context))
-    return [_as_example(_turn_chunks([turn], prompt_too and i <= first), t) for i, turn in found.items()]
+    return [as_example(_turn_chunks([turn], prompt_too and i <= first), t) for i, turn in found.items()]
 
 
 # %% ../../nbs/04_tokens/03_turns.ipynb #7urn0052
@@ -445,15 +391,14 @@ def lay_out_fitted(
 )->list[list[Chunk]]:
     "Examples of a conversation as this template can write it, if necessary with reasoning beside the text"
     fitted = t.adapt_messages(messages, how["where"])
-    try: return _lay_out(fitted, t, **how)
+    try: return lay_out(fitted, t, **how)
     except TemplateRefusal:
         apart = _with_blocks_apart(fitted, t)
         if apart == fitted: raise
-        try: return _lay_out(apart, t, **how)
+        try: return lay_out(apart, t, **how)
         except SftError: pass
         raise   # what the template does with the row as it is
 
-# %% ../../nbs/04_tokens/03_turns.ipynb #c1302cfc
 def split_conversation(
     messages:list[dict],    # with at least one answer
     t:Template,

@@ -22,7 +22,8 @@ from ..base.credentials import load_env_files
 from ..base.display import failure_page, label, SIDES
 from ..base.escape import escape_controls
 from ..base.progress import Phase, log, show_progress
-from ..base.report import command, ConfigError, edit, error_summary, Fix, shell_quote, Report, SftError, skipped
+from ..base.report import (
+    command, ConfigError, edit, error_summary, Fix, pluralise, shell_quote, Report, SftError, skipped)
 from ..config.load import Config
 from ..config.settings import max_time_seconds
 from ..tokens.dataset import Data
@@ -89,7 +90,7 @@ def describe_preflight(
     "The verdict in a line; if the training may begin, also findings that `describe_setup` does not show"
     new = [f for f in checked.without(bench.data.report) if f.status in ("warn", "fail")]
     n_bad = sum(f.status in ("warn", "fail") for f in checked.findings)
-    above = f" ({n_bad - len(new)} of them above)" if n_bad > len(new) else ""
+    above = f" ({pluralise(n_bad - len(new), 'problem')} above)" if n_bad > len(new) else ""
     passed = sum(f.status == "ok" for f in checked.findings)
     text = f"\npreflight: {checked.verdict}{above}, {passed} passed ({checked.figures.get('seconds', 0):.1f} s)"
     if partial := checked.figures.get(IN_PART): text += f", {label(IN_PART)}: {partial}"

@@ -32,6 +32,7 @@ def test_every_flag_excludes_an_answer(key, value):
     data = read(dict(messages=[ASKED, BAD | {key: value}, ASKED, GOOD]))
     assert learned(data) == ["right"] and data.train.seen.unread == {}
     assert data.report.figures["train"]["excluded_by_flags"] == "1 answer"
+    assert "1 answer is excluded by flags" in data.report.summary
 
 
 @pytest.mark.parametrize("key", LOSS_FLAGS)

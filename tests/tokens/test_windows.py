@@ -7,6 +7,7 @@ from samples import trl_template
 
 from sft_nb.base.report import SftError
 from sft_nb.config.load import load_config
+from sft_nb.extras import windows
 from sft_nb.tokens import turns
 from sft_nb.tokens.template import Template
 from sft_nb.tokens.tokenizer import load_tokenizer
@@ -67,20 +68,20 @@ def test_windows_change_no_chunk(name, monkeypatch):
         for how in (dict(), dict(prompt_too=True), dict(turns="last", prompt_too=seed > 0)):
             found = []
             for most in (10**9, 4):
-                monkeypatch.setattr(turns, "_MANY", most)
-                monkeypatch.setattr(turns, "_IN_A_WINDOW", 2)
+                monkeypatch.setattr(windows, "MANY", most)
+                monkeypatch.setattr(windows, "_IN_A_WINDOW", 2)
                 found.append(laid_out(tok, messages, **how))
             assert found[0] == found[1], (seed, how)
 
 
 def used(monkeypatch, tokenizer, messages, **how)->list[bool]:
     "For each conversation that is long enough for windows: were they enough?"
-    found, lay_out = [], turns._lay_out_in_windows
+    found, lay_out = [], windows._lay_out_windows
     def noted(*args, **more):
         found.append(False)
         found[-1] = bool(example := lay_out(*args, **more))
         return example
-    monkeypatch.setattr(turns, "_lay_out_in_windows", noted)
+    monkeypatch.setattr(windows, "_lay_out_windows", noted)
     turns.split_conversation(messages, Template(tokenizer), **how)
     return found
 

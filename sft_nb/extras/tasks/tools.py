@@ -12,7 +12,7 @@ from collections import Counter
 from ...rows.readers import to_messages
 from ...rows.thoughts import answer_of
 from ...tasks.core import no_rows_error, Score
-from ...tasks.answers import find_json_objects
+from .nli import find_json_objects
 
 # %% ../../../nbs/16_extras/49_tasks/04_tools.ipynb #719ff0fa
 _ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")
