@@ -93,6 +93,9 @@ class DataState:
         data:Data,
         *, page:int=12,   # rows in a list
     ):
+        if not isinstance(data, Data):
+            raise ConfigError("DataPanel", f"it is given a {type(data).__name__}", "rows as prepare returns them",
+                              "DataPanel(prepare(cfg))")
         self.data, self.page = data, page
         self.split, self.facet = "train", "kept"
         self.at = 0              # the first row of the page

@@ -148,6 +148,7 @@ def open_run(
 )->Run:
     "The run, whose code may run; `SftError` if that was not allowed, for links out of it, or for files of another user"
     run = run if isinstance(run, Run) else Run(named_run(run))
+    if not os.path.lexists(run.path/"config.json"): Run(run.path)   # deleted since: its error
     check_links(run.path)
     check_permissions(run, run.path if writes else None)
     run.trusts = run.trusts or trust_remote_code

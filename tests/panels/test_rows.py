@@ -173,3 +173,9 @@ def test_lengths_of_several_magnitudes_are_in_bars_of_equal_ratio():
     assert sum(n > 0 for n in counts) == 4   # each magnitude has a bar of its own
     edges, counts, state = lengths_of(*range(3, 12))
     assert not state.log_lengths and {b - a for a, b in zip(edges, edges[1:])} == {1} and counts == [1] * 9
+
+
+@pytest.mark.parametrize("odd", [None, [], "rows.jsonl", load_config("demo")], ids=lambda odd: type(odd).__name__)
+def test_what_is_not_prepared_is_told_how_it_is(odd):
+    with pytest.raises(SftError, match=rf"given a {type(odd).__name__}; .* Fix: DataPanel\(prepare\(cfg\)\)"):
+        DataPanel(odd)

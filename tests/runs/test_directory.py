@@ -8,7 +8,7 @@ import pytest
 from sft_nb.config.load import load_config
 from sft_nb.base.report import MissingPathError, SftError
 from sft_nb.runs.checkpoint import find_corruption, flatten_folder, prune, remove_leftovers, write_checksums
-from sft_nb.runs.directory import Run, create_run
+from sft_nb.runs.directory import Run, create_run, open_run
 from sft_nb.runs.status import Status, read_status
 from sft_nb.runs.directory import list_runs
 
@@ -166,3 +166,9 @@ def test_rows_that_were_moved_into_the_run_are_found_without_a_new_object(tmp_pa
     assert run.config.train_file == (str(rows),)
     rows.parent.rename(run.path/"data")
     assert run.config.train_file == (str(run.path/"data"/"rows.jsonl"),)
+
+
+def test_a_run_that_was_deleted_since_is_no_wrong_name_of_a_config(tmp_path):
+    run = create_run(load_config(run_name="gone", runs_dir=str(tmp_path)))
+    shutil.rmtree(run.path)
+    with pytest.raises(SftError, match="run .*gone.*: there is no such directory"): open_run(run)
