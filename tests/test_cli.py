@@ -208,6 +208,7 @@ data --train-file good.jsonl --show -1 | 2 | --show is -1 | --show 0
 data --train-file good.jsonl --dropped x | 2 | dropped = 'x' is a string | --dropped 0
 data --config demo --nonsense | 2 | --nonsense is not an option | sft_nb data --help
 check --config nosuch | 2 | no config and no file has this name | --config default
+check --config nosuch.yaml | 2 | no config and no file has this name | ls .
 check --config demo --show 3 | 2 | --show is not an option | sft_nb check --help
 check --config demo --max-length | 2 | --max-length has no value | --max-length 512
 evaluate good.jsonl | 2 | there is no such path or model | a path with config.json or adapter_config.json

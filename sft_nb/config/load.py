@@ -22,7 +22,7 @@ from ..base.view import View, view_html
 from ..base.credentials import redact_patterns
 from ..base.files import write_atomically
 from ..base.report import (
-    as_fix, ConfigError, denied_error, edit, Fix, is_denied, MissingPathError, shell_quote)
+    as_fix, command, ConfigError, denied_error, edit, Fix, is_denied, MissingPathError, shell_quote)
 from .bases import choose_base, SHIPPED
 from .setting import plain_name
 from .settings import Config, full_name, SETTINGS, settings_with
@@ -99,14 +99,15 @@ def find_config(
             fix = Fix(dict(train_file=str(p)), call=f"load_config(train_file={str(p)!r})")
         raise ConfigError(where, found, "a config file or the directory of a run", fix)
     near = difflib.get_close_matches(p.stem[:100], config_names(), 3, .5)
-    if p.suffix or len(p.parts) > 1:   # a path, not a name
+    if is_path := p.suffix or len(p.parts) > 1:   # not a name
         where += f" in {Path.cwd()}"
         kinds = (".py", ".yaml", ".yml", ".json", *known_names().readers)
         files = [str(f) for f in sorted(p.parent.iterdir()) if f.suffix in kinds] if p.parent.is_dir() else []
         near = difflib.get_close_matches(str(p), files, 3, .7) or near
-    expected = f"the nearest is {' or '.join(near)}" if near else f"the names are {', '.join(config_names())}"
-    raise MissingPathError(where, "no config and no file has this name", expected,
-                           edit(config=[*near, "default"][0]))
+    expected, fix = f"the names are {', '.join(config_names())}", edit(config=[*near, "default"][0])
+    if near: expected = f"the nearest is {' or '.join(near)}"
+    elif is_path: fix = command(f"ls {shell_quote(p.parent)}") | fix
+    raise MissingPathError(where, "no config and no file has this name", expected, fix)
 
 # %% ../../nbs/01_config/04_load.ipynb #cfg00001
 def split_task_name(

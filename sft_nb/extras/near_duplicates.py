@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['Features', 'parts_of_words', 'features_of', 'without_shared', 'similarity', 'near_duplicates', 'rows_to_leave_out',
-           'held_out_leaks', 'benchmark_leaks', 'find_in_benchmark', 'find_near']
+           'held_out_leaks', 'benchmark_leaks', 'held_out_twins', 'find_in_benchmark', 'find_near']
 
 # %% ../../nbs/16_extras/43_near_duplicates.ipynb #nrd0imp1
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import numpy as np
 
 from ..base.report import edit, Finding, ok, pluralise, warn
 from ..rows.sources import Mixture, open_rows
+from ..tokens.accounting import piece_checksums
 from ..tokens.conversations import conversation
 from ..tokens.dataset import Data, Split
 
@@ -220,6 +222,30 @@ def benchmark_leaks(
     found = _nearest_training_rows(data.train, np.array([*chain.from_iterable(ids)]), np.array([*map(len, ids)]))
     return [(place, int(k)) for place, k in zip(places, found) if k >= 0], len(places)
 
+# %% ../../nbs/16_extras/43_near_duplicates.ipynb #a8c6745e
+_LONG_ANSWER = 12   # supervised tokens; shorter answers are equal by chance
+
+def held_out_twins(
+    data:Data,
+)->list[tuple[int,int]]:   # numbers of the held-out and of the training example
+    "Held-out examples whose question is that of a training example but for its numbers, and whose answer is the same"
+    if data.eval is None or (data.eval.stats["supervised"] < _LONG_ANSWER).all(): return []
+    tokens = data.tokenizer.convert_ids_to_tokens(range(len(data.tokenizer)))
+    in_numbers = np.array([re.search(r"\d", token or "") is not None for token in tokens])
+    def keys(split:Split)->list[tuple[int,int]|None]:
+        n = min(len(split), _MOST)
+        (ids, before), whole, lengths = _prompt_tokens(split, n), _flat_column(split, n), split.lengths[:n]
+        words = ~in_numbers[ids]
+        ends = np.r_[0, np.cumsum(words)][np.cumsum(before)]   # of the questions without numbers
+        asked = piece_checksums(ids[words], np.r_[0, ends[:-1]], ends)
+        ends = np.cumsum(lengths)
+        answers = piece_checksums(whole, ends - lengths + before, ends)
+        counts = (before < lengths) & (split.stats["supervised"][:n] >= _LONG_ANSWER)
+        return [key if counted else None for key, counted in zip(zip(asked.tolist(), answers.tolist()), counts)]
+    of_training = {key: k for k, key in reversed([*enumerate(keys(data.train))]) if key}   # the first of equals
+    same = np.isin(data.eval.stats["prompt"], data.train.stats["prompt"])
+    return [(k, of_training[key]) for k, key in enumerate(keys(data.eval)) if key in of_training and not same[k]]
+
 # %% ../../nbs/16_extras/43_near_duplicates.ipynb #nrd0fin2
 def _in_words(split:Split, k:int)->str: return f"row {int(split.stats['row'][k]) + 1}"
 
@@ -251,7 +277,8 @@ def find_near(
         many = len(gone) > .01 * len(found)
         out.append(warn(text, edit(drop_near_duplicates=_THRESHOLD), check="near_duplicates") if many else
                    ok(text, check="near_duplicates"))
-    if leaks := held_out_leaks(data):
+    leaks = held_out_leaks(data)
+    if leaks:
         k, j = leaks[0]
         text = (f"{pluralise(len(leaks), 'held-out question', 'held-out questions')} of {len(data.eval):,} nearly "
                 f"{'stands' if len(leaks) == 1 else 'stand'} in the training rows, as that of "
@@ -259,4 +286,11 @@ def find_near(
         one_file = data.cfg.eval_fraction or data.cfg.eval_rows
         out.append(warn(text, "take them out of {train_file}" + ("" if one_file else " or {eval_file}"),
                         check="held_out_nearly"))
+    known = dict(leaks)
+    if twins := [(k, j) for k, j in held_out_twins(data) if k not in known]:
+        (k, j), n = twins[0], len(data.eval)
+        text = (f"{pluralise(len(twins), 'held-out question', 'held-out questions')} of {n:,} "
+                f"{'stands' if len(twins) == 1 else 'stand'} in the training rows with other numbers and the same "
+                f"answer, as that of {data.eval.row(k)[0]} in {data.train.row(j)[0]}: to answer them takes only memory")
+        out.append(warn(text, "an {eval_file} with questions of other kinds", check="held_out_numbers"))
     return out

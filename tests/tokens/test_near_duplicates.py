@@ -7,7 +7,7 @@ import pytest
 
 from sft_nb.base.report import ConfigError
 from sft_nb.config.load import load_config
-from sft_nb.extras.near_duplicates import benchmark_leaks, find_near, near_duplicates
+from sft_nb.extras.near_duplicates import benchmark_leaks, find_near, held_out_twins, near_duplicates
 from sft_nb.panels.rows import DataPanel
 from sft_nb.tokens.conversations import source_weights
 from sft_nb.tokens.prepare import prepare
@@ -100,6 +100,23 @@ def test_rows_held_out_from_a_file_are_named_by_their_lines(tmp_path):
               if f.check == "held_out_nearly"]
     assert re.search(r"as that of rows.jsonl line \d+ in rows.jsonl line \d+$", found.says), found
     assert str(found.fix) == "take them out of train_file"
+
+
+def test_a_held_out_question_with_another_number_and_the_same_answer():
+    "What a shop answers word by word; other answers, other questions and short answers are no leak"
+    late = "We are sorry. Your parcel leaves our warehouse tomorrow, and you get a link to follow it by mail."
+    def mail(k, text, answer): return dict(question=f"Order {k}: {text}", answer=answer)
+    asked = ["it has not arrived", "can I send it back"]
+    train = [mail(k, asked[0], late) for k in range(30)] + [mail(k, "how many", "two") for k in range(30)]
+    held_out = [mail(91, asked[0], late), mail(92, asked[1], late), mail(93, asked[0], late + " Sorry."),
+                mail(94, "how many", "two"), mail(3, asked[0], late)]
+    data = prepare(load_config(task="chat"), train=train, eval=held_out)
+    assert held_out_twins(data) == [(0, 0)]   # the last one is the same prompt, which another check finds
+    found = {f.check: f for f in find_near(data)}
+    assert "1 held-out question of 5 stands in the training rows with other numbers" in found["held_out_numbers"].says
+    texts = prepare(load_config(task="chat"), train=[dict(text=f"{k} {late}") for k in (1, 2)],
+                    eval=[dict(text=f"3 {late}")])
+    assert held_out_twins(texts) == []   # there is no question
 
 
 def test_a_benchmark_in_any_format(tmp_path, capsys):
