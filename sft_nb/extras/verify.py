@@ -8,7 +8,7 @@ __all__ = ['LEVELS', 'CHECKS', 'Claim', 'Verification', 'reason_of', 'Evidence',
            'check_answers', 'check_by_asking', 'adjust_levels', 'find_card', 'verify']
 
 # %% ../../nbs/16_extras/42_verify.ipynb #vf0imp01
-import hashlib, json, math, os, random, re, tempfile
+import atexit, hashlib, json, math, os, random, re, shutil, tempfile
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -631,6 +631,7 @@ def _download_card(name:str)->Path:
     "The files of a card on the hub, in a temporary folder; ConfigError if the hub does not have it"
     from huggingface_hub import hf_hub_download, snapshot_download
     folder = Path(tempfile.mkdtemp(prefix="sft_nb-card-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)   # the result names its files
     try:
         card = Card.load(Path(hf_hub_download(name, CARD, local_dir=folder)))
         files = [name for name in card.files if not {*"*?["} & {*name}]
