@@ -228,7 +228,7 @@ _LONG_ANSWER = 12   # supervised tokens; shorter answers are equal by chance
 def held_out_twins(
     data:Data,
 )->list[tuple[int,int]]:   # numbers of the held-out and of the training example
-    "Held-out examples whose question is that of a training example but for its numbers, and whose answer is the same"
+    "Held-out examples that differ from a training example in the numbers of the question only, which change no answer"
     if data.eval is None or (data.eval.stats["supervised"] < _LONG_ANSWER).all(): return []
     tokens = data.tokenizer.convert_ids_to_tokens(range(len(data.tokenizer)))
     in_numbers = np.array([re.search(r"\d", token or "") is not None for token in tokens])
@@ -242,9 +242,14 @@ def held_out_twins(
         answers = piece_checksums(whole, ends - lengths + before, ends)
         counts = (before < lengths) & (split.stats["supervised"][:n] >= _LONG_ANSWER)
         return [key if counted else None for key, counted in zip(zip(asked.tolist(), answers.tolist()), counts)]
-    of_training = {key: k for k, key in reversed([*enumerate(keys(data.train))]) if key}   # the first of equals
+    first, answers = {}, defaultdict(set)
+    for k, key in enumerate(keys(data.train)):
+        if key is None: continue
+        first.setdefault(key, k)
+        answers[key[0]].add(key[1])
     same = np.isin(data.eval.stats["prompt"], data.train.stats["prompt"])
-    return [(k, of_training[key]) for k, key in enumerate(keys(data.eval)) if key in of_training and not same[k]]
+    return [(k, first[key]) for k, key in enumerate(keys(data.eval))
+            if key in first and len(answers[key[0]]) == 1 and not same[k]]
 
 # %% ../../nbs/16_extras/43_near_duplicates.ipynb #nrd0fin2
 def _in_words(split:Split, k:int)->str: return f"row {int(split.stats['row'][k]) + 1}"
