@@ -242,14 +242,15 @@ def held_out_twins(
         answers = piece_checksums(whole, ends - lengths + before, ends)
         counts = (before < lengths) & (split.stats["supervised"][:n] >= _LONG_ANSWER)
         return [key if counted else None for key, counted in zip(zip(asked.tolist(), answers.tolist()), counts)]
-    first, answers = {}, defaultdict(set)
+    prompts, first, with_words, with_answer = data.train.stats["prompt"], {}, defaultdict(set), defaultdict(set)
     for k, key in enumerate(keys(data.train)):
         if key is None: continue
         first.setdefault(key, k)
-        answers[key[0]].add(key[1])
-    same = np.isin(data.eval.stats["prompt"], data.train.stats["prompt"])
+        with_words[key[0]].add(prompts[k])   # questions, each with its numbers
+        with_answer[key].add(prompts[k])
+    same = np.isin(data.eval.stats["prompt"], prompts)
     return [(k, first[key]) for k, key in enumerate(keys(data.eval))
-            if key in first and len(answers[key[0]]) == 1 and not same[k]]
+            if key in first and not same[k] and 2 * len(with_answer[key]) >= len(with_words[key[0]])]
 
 # %% ../../nbs/16_extras/43_near_duplicates.ipynb #nrd0fin2
 def _in_words(split:Split, k:int)->str: return f"row {int(split.stats['row'][k]) + 1}"

@@ -114,6 +114,10 @@ def test_a_held_out_question_with_another_number_and_the_same_answer():
     assert held_out_twins(data) == [(0, 0)]   # the last one is the same prompt, which another check finds
     found = {f.check: f for f in find_near(data)}
     assert "1 held-out question of 5 stands in the training rows with other numbers" in found["held_out_numbers"].says
+    twice = [mail(k, "are you a bot", f"No, {by} a small shop by the river writes to you.") for by in ("we of", "I of")
+             for k in range(4)]
+    data = prepare(load_config(task="chat"), train=twice, eval=[mail(7, "are you a bot", twice[5]["answer"])])
+    assert held_out_twins(data) == [(0, 4)]   # each number has both answers
     days = [mail(k, "how late is it", f"It is late by {k % 7} days. We are sorry that you wait.") for k in range(30)]
     assert held_out_twins(prepare(load_config(task="chat"), train=days[:20], eval=days[20:])) == []   # numbers matter
     texts = prepare(load_config(task="chat"), train=[dict(text=f"{k} {late}") for k in (1, 2)],
