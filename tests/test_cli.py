@@ -257,7 +257,7 @@ completion csh | 2 | there is no script for 'csh' | sft_nb completion bash
 search | 2 | no values are named | sft_nb search --learning-rate 1e-4 3e-4
 demo --steps x | 2 | there is no such command | sft_nb --help
 demo --nothing | 2 | there is no such command | sft_nb --help
-serve runs/none | 2 | there is no such command | sft_nb merge runs/none
+serve runs/none | 2 | merge, whose folder vLLM and others serve | sft_nb merge runs/none
 help trian | 2 | there is no such command | sft_nb --help
 --verison | 2 | there is no such command | sft_nb --help
 --hlep | 2 | there is no such command | sft_nb --help

@@ -70,7 +70,8 @@ def _find_command(
     if not near:
         raise ConfigError(f"sft_nb {name}", "there is no such command", f"one of {', '.join(COMMANDS)}",
                           command("sft_nb --help"))
-    raise ConfigError(f"sft_nb {name}", "there is no such command", f"the nearest is {near[0]}",
+    said = f"the nearest is {near[0]}" + ", whose folder vLLM and others serve" * bool({"serve", "deploy"} & {*parts})
+    raise ConfigError(f"sft_nb {name}", "there is no such command", said,
                       command(" ".join(["sft_nb", near[0], *map(shell_quote, rest)])))
 
 # %% ../../nbs/15_cli/03_console.ipynb #cn0unf01
