@@ -11,7 +11,8 @@ PUBLIC = {"losses": "LossState LossPanel", "plan_panel": "PlanState PlanPanel", 
 OLDER = {f"sft_nb.{part}.{module}": module for part, modules in {
     "evaluation": "openai_client search", "panels": "html_report losses", "rows": "proposals texts tool_calls",
     "batches": "states", "model": "cpu_cross_entropy fsdp kernels own_model sequence_parallel",
-    "tokens": "template_cache", "proof": "folder_checks gguf_checks server_checks"}.items() for module in modules.split()} | {
+    "tokens": "template_cache", "proof": "folder_checks gguf_checks server_checks"}.items()
+    for module in modules.split()} | {
     "sft_nb.panels.plan": "plan_panel", "sft_nb.panels.evaluation": "eval_panel",
     "sft_nb.panels.intervals": "eval_panel"} | {
     f"sft_nb.tasks.{name}": f"tasks.{name}" for name in "nli summarize tools translate units".split()}

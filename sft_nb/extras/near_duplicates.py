@@ -49,7 +49,8 @@ def parts_of_words(
     tokenizer,
 )->np.ndarray:   # bool, shape (2, tokens): can it continue a word, and can another continue it?
     "Tokens that are parts of words of ASCII letters and digits; in other scripts each token stands for itself"
-    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    last = max([len(tokenizer) - 1, *tokenizer.added_tokens_decoder])   # numbers may be left out before added tokens
+    tokens = tokenizer.convert_ids_to_tokens(range(last + 1))
     def is_part(token:str)->bool: return token.isascii() and token.isalnum()
     tokens = [token or "" for token in tokens]
     return np.array([[*map(is_part, tokens)], [is_part(token.lstrip("Ġ▁ ")) for token in tokens]])
@@ -230,12 +231,12 @@ def held_out_twins(
 )->list[tuple[int,int]]:   # numbers of the held-out and of the training example
     "Held-out examples that differ from a training example in the numbers of the question only, which change no answer"
     if data.eval is None or (data.eval.stats["supervised"] < _LONG_ANSWER).all(): return []
-    tokens = data.tokenizer.convert_ids_to_tokens(range(len(data.tokenizer)))
-    in_numbers = np.array([re.search(r"\d", token or "") is not None for token in tokens])
     def keys(split:Split)->list[tuple[int,int]|None]:
         n = min(len(split), _MOST)
         (ids, before), whole, lengths = _prompt_tokens(split, n), _flat_column(split, n), split.lengths[:n]
-        words = ~in_numbers[ids]
+        used, of = np.unique(ids, return_inverse=True)
+        tokens = data.tokenizer.convert_ids_to_tokens(used.tolist())
+        words = np.array([re.search(r"\d", token or "") is None for token in tokens])[of]
         ends = np.r_[0, np.cumsum(words)][np.cumsum(before)]   # of the questions without numbers
         asked = piece_checksums(ids[words], np.r_[0, ends[:-1]], ends)
         ends = np.cumsum(lengths)

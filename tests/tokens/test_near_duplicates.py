@@ -7,7 +7,7 @@ import pytest
 
 from sft_nb.base.report import ConfigError
 from sft_nb.config.load import load_config
-from sft_nb.extras.near_duplicates import benchmark_leaks, find_near, held_out_twins, near_duplicates
+from sft_nb.extras.near_duplicates import benchmark_leaks, find_near, held_out_twins, near_duplicates, parts_of_words
 from sft_nb.panels.rows import DataPanel
 from sft_nb.tokens.conversations import source_weights
 from sft_nb.tokens.prepare import prepare
@@ -149,3 +149,11 @@ def test_a_panel_lists_them():
     panel.facet.value = "near duplicates"
     entry, = panel.state.listed()
     assert (entry.row, entry.says) == (31, "nearly row 5") and panel.state.to_dict()["facets"]["near duplicates"] == 1
+
+
+def test_numbers_that_a_vocabulary_leaves_out_before_an_added_token():
+    class WithGap:
+        added_tokens_decoder = {9: "<|end|>"}
+        def __len__(self): return 4
+        def convert_ids_to_tokens(self, ids): return [{0: "a", 1: "\u0120b", 9: "<|end|>"}.get(i) for i in ids]
+    assert parts_of_words(WithGap()).tolist()[0] == [True, False, *[False] * 8]
