@@ -7,7 +7,7 @@ __all__ = ['completion_command', 'COMMANDS', 'main', 'choose_card']
 
 # %% ../../nbs/15_cli/03_console.ipynb #cn0imp01
 import difflib, os, re, sys, textwrap, traceback
-from errno import EDQUOT, ENOSPC
+from errno import EDQUOT, ENOSPC, EROFS
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
@@ -135,7 +135,11 @@ def main(
             if is_out_of_threads(e):
                 _print_error(f"sft_nb: {threads_error(args[0])}")
                 return 1
-            if getattr(e, "errno", None) in (ENOSPC, EDQUOT):
+            number = getattr(e, "errno", None)
+            if number == EROFS and e.filename:
+                _print_error(f"sft_nb: {denied_error(args[0], Path(e.filename), 'change', 'a folder on another disk')}")
+                return 1
+            if number in (ENOSPC, EDQUOT):
                 full = SftError(args[0], e.strerror, "a disk with room", "make room, and run it again")
                 _print_error(f"sft_nb: {full}")
                 return 1
