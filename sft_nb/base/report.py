@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['FIX_LANGUAGES', 'STATUSES', 'fix_language', 'shell_quote', 'spell_settings', 'Fix', 'edit', 'command', 'as_fix',
-           'pluralise', 'with_article', 'error_summary', 'why_unreadable', 'SftError', 'ConfigError',
-           'MissingFileError', 'MissingPathError', 'MissingRunError', 'is_denied', 'denied_error', 'Finding', 'ok',
-           'skipped', 'warn', 'fail', 'named_figures', 'Report', 'read_figures']
+           'pluralise', 'with_article', 'error_summary', 'is_out_of_threads', 'why_unreadable', 'SftError',
+           'ConfigError', 'MissingFileError', 'MissingPathError', 'MissingRunError', 'is_denied', 'denied_error',
+           'threads_error', 'Finding', 'ok', 'skipped', 'warn', 'fail', 'named_figures', 'Report', 'read_figures']
 
 # %% ../../nbs/00_base/07_report.ipynb #caa7fd3a
 import json, os, pwd, re, shlex, stat
@@ -168,6 +168,12 @@ def error_summary(error:Exception)->str:
     if "weights_only" in text: return "it holds something other than tensors"
     return text.splitlines()[0][:200]
 
+_NO_THREADS = ("can't start new thread", "ThreadPoolBuildError", "thread pool has not been initialized")
+
+def is_out_of_threads(error:BaseException)->bool:
+    "Does an error mean that this user may start no further thread or process? Python, Rust and fork say it differently"
+    return isinstance(error, BlockingIOError) and error.filename is None or any(w in str(error) for w in _NO_THREADS)
+
 def why_unreadable(error:Exception)->str:
     "The reason why one of our JSON files could not be read, without Python's exception names"
     if isinstance(error, OSError) and error.strerror: return error.strerror
@@ -264,6 +270,11 @@ def denied_error(
         return SftError(where, text, "", command(f"chmod -R u+rwX {shell_quote(path)}"))
     if verb != "change": fix = fix | f"{owner} can allow it with chmod -R a+rX {shell_quote(path)}"
     return SftError(where, f"{it} belongs to {owner}, and {name_of(me)} may not {verb} it", "", fix)
+
+def threads_error(where:str)->SftError:
+    "The error for `is_out_of_threads`"
+    return SftError(where, "this process cannot start another thread",
+        "a limit with room for more (ulimit -u, or the container's)", "raise it, or end other processes of this user")
 
 
 # %% ../../nbs/00_base/07_report.ipynb #r0car003

@@ -81,6 +81,9 @@ def with_article(noun: str) -> str:
 def error_summary(error: Exception) -> str:
     """An error's message in one line of at most 200 characters; without torch's advice to load unsafe files"""
 
+def is_out_of_threads(error: BaseException) -> bool:
+    """Does an error mean that this user may start no further thread or process? Python, Rust and fork say it differently"""
+
 def why_unreadable(error: Exception) -> str:
     """The reason why one of our JSON files could not be read, without Python's exception names"""
 
@@ -136,6 +139,9 @@ def denied_error(where: str, path: Path, verb: str='read', otherwise: Fix | str=
         path: for which `is_denied` is true
         verb: read, change or open
         otherwise: what this user can do without its owner"""
+
+def threads_error(where: str) -> SftError:
+    """The error for `is_out_of_threads`"""
 
 STATUSES: Any
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from inspect import signature
 from typing import Callable
 
-from ..base.report import Finding, SftError, fail, error_summary, ok, skipped
+from ..base.report import Finding, SftError, fail, error_summary, is_out_of_threads, ok, skipped, threads_error
 from ..config.settings import SETTINGS
 
 # %% ../../nbs/09_checks/00_core.ipynb #4592db51
@@ -48,6 +48,7 @@ def error_finding(
     otherwise:str,     # prefix for an error that is not ours
 )->Finding:
     "The finding for a check that raised an error"
+    if is_out_of_threads(error): error = threads_error(otherwise)
     if isinstance(error, SftError): return fail(error.reason, error.fix, check=name)
     return fail(f"{otherwise}: {type(error).__name__}: {error_summary(error)}", check=name)
 

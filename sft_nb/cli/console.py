@@ -7,6 +7,7 @@ __all__ = ['completion_command', 'COMMANDS', 'main', 'choose_card']
 
 # %% ../../nbs/15_cli/03_console.ipynb #cn0imp01
 import difflib, os, re, sys, textwrap, traceback
+from errno import EDQUOT, ENOSPC, EROFS
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from ..base.installation import own_this_process
 from ..base.display import wrap_report
 from ..base.escape import shorten_words, escape_controls
 from ..base.credentials import load_env_files, RedactingStream
-from ..base.report import command, ConfigError, denied_error, edit, shell_quote, SftError, fix_language
+from ..base.report import (
+    command, ConfigError, denied_error, edit, is_out_of_threads, shell_quote, SftError, threads_error, fix_language)
 from ..runs.process import keep_output
 from .options import join_options, split_options, terminal_width
 from .commands import (
@@ -129,7 +131,20 @@ def main(
             if not e.filename: return _report_unforeseen(e)
             _print_error(f"sft_nb: {denied_error(str(e.filename), Path(e.filename), 'open')}")
             return 1
-        except Exception as e: return _report_unforeseen(e)
+        except BaseException as e:   # as Rust's PanicException
+            if is_out_of_threads(e):
+                _print_error(f"sft_nb: {threads_error(args[0])}")
+                return 1
+            number = getattr(e, "errno", None)
+            if number == EROFS and e.filename:
+                _print_error(f"sft_nb: {denied_error(args[0], Path(e.filename), 'change', 'a folder on another disk')}")
+                return 1
+            if number in (ENOSPC, EDQUOT):
+                full = SftError(args[0], e.strerror, "a disk with room", "make room, and run it again")
+                _print_error(f"sft_nb: {full}")
+                return 1
+            if not isinstance(e, Exception): raise
+            return _report_unforeseen(e)
         finally:
             with suppress(OSError): sys.stdout.flush()
 

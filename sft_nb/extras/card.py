@@ -24,7 +24,7 @@ from ..base.view import as_json, SCHEMA_VERSION, View, Viewable
 from ..config.load import absolute_paths, split_task_name
 from ..config.settings import SETTINGS, settings_with
 from ..runs.checkpoint import MANIFEST
-from ..runs.directory import open_run, Run, SYSTEM_PROMPT_FILE
+from ..runs.directory import check_permissions, open_run, Run, SYSTEM_PROMPT_FILE
 from ..runs.metrics import curves_html
 from ..runs.provenance import base_folder
 from ..evaluation.evaluate import Evaluation
@@ -417,7 +417,9 @@ def write_card(
 )->Card:
     "Write README.md and card.json beside the weights; `SftError` for a damaged file of the run"
     run = open_run(run, trust_remote_code=trust_remote_code)
-    card, beside = make_card(run, checkpoint=checkpoint, folder=folder), folder or run.weights(checkpoint)
+    beside = folder or run.weights(checkpoint)
+    if beside.is_relative_to(run.path): check_permissions(run, beside)   # the card is written there
+    card = make_card(run, checkpoint=checkpoint, folder=folder)
     text = json.dumps(redact_json(card.to_dict()), indent=1, ensure_ascii=False, allow_nan=False)
     card = Card.from_dict(json.loads(text))   # as it is read
     earlier = (beside/README).read_text(encoding="utf-8", errors="replace") if (beside/README).is_file() else ""

@@ -22,7 +22,8 @@ from transformers.utils import logging as _logging
 
 from ..base.extensions import extension
 from ..base.installation import is_installed
-from ..base.report import as_fix, command, ConfigError, edit, error_summary, MissingPathError
+from ..base.report import (
+    as_fix, command, ConfigError, edit, error_summary, is_out_of_threads, MissingPathError, threads_error)
 from ..config.load import require_trust, Config
 from ..tokens.tokenizer import check_is_base, model_path, why_missing
 from ..tokens.encode import end_ids
@@ -111,6 +112,7 @@ def _loading_error(model:str, e:Exception, *, chosen_attention:bool=False)->Conf
     if is_out_of_memory(e):
         found, expected = "memory ran out while it was loaded", "memory for it (free -h, ulimit -v, nvidia-smi)"
         fix = "a smaller {model}, or end what else uses memory"
+    if is_out_of_threads(e): return threads_error(f"model {model!r}")
     kind = MissingPathError if isinstance(e, FileNotFoundError) else ConfigError
     return kind(f"model {model!r}", found, expected, fix)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..base.display import as_html, Drawn, Html, Shown, table_html
 from ..base.view import finding_html, own_fields, View
-from ..base.progress import show_progress
+from ..base.progress import log_disk_error, show_progress
 from ..base.report import ConfigError, edit, Fix, ok, read_figures, SftError, warn
 from ..tokens.encode import encode_prompts, end_ids
 from ..tokens.prepare import missing_rows_are_of_the_run
@@ -228,5 +228,6 @@ def prove(
         return _save_proof(Proof(run.name, checkpoint, until_broken(*links), is_full), run)
 
 def _save_proof(proof:Proof, run:Run)->Proof:
-    proof.save(run.path/"eval"/f"proof-{proof.checkpoint}.json")
+    file = run.path/"eval"/f"proof-{proof.checkpoint}.json"
+    with log_disk_error(file, "make it writable, and prove again"): proof.save(file)   # it is shown, whatever the disk
     return proof

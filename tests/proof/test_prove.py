@@ -106,6 +106,13 @@ def test_a_run_that_cannot_be_loaded_is_a_finding(served, monkeypatch):
     assert_named(served.prove(), "answers", link="adapter")
 
 
+def test_a_proof_is_shown_where_it_cannot_be_kept(served, monkeypatch, capfd):
+    def full(*args): raise OSError(30, "Read-only file system")
+    monkeypatch.setattr(proving.Proof, "save", full)
+    assert served.prove().stages
+    assert "proof-adapter.json cannot be written (Read-only file system). Fix: make it" in capfd.readouterr().err
+
+
 def test_what_tokenizer_json_sets_is_a_warning(served):
     folder = served.copy("limits")
     cut = dict(direction="Right", max_length=64, strategy="LongestFirst", stride=0)

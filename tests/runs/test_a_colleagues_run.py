@@ -219,6 +219,10 @@ def test_a_file_that_nothing_checked_is_another_users_too(of_root, monkeypatch, 
     assert f"{of_root.path} belongs to root, and nobody may not open it" in said
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_RDONLY))
     assert "is on a disk that is mounted read-only" in said_to_another(of_root, ["stop", RUN], capsys)
+    with monkeypatch.context() as m:
+        m.setattr(Run, "stop", lambda *_: (_ for _ in ()).throw(OSError(30, "Read-only", str(of_root.path/"new/file"))))
+        said = said_to_another(of_root, ["stop", RUN], capsys)
+    assert "is on a disk that is mounted read-only. Fix: a folder on another disk" in said
     monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)   # a container without user names
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=0))
     assert "belongs to user 0, and user 65534 may not" in said_to_another(of_root, ["stop", RUN], capsys)

@@ -59,6 +59,14 @@ def test_a_disk_that_is_full_when_a_line_is_written(tmp_path):
         train(small(tmp_path, run_name="line"))
 
 
+def test_a_disk_that_is_full_when_another_file_is_written(tmp_path):
+    says = r"run 'other': a file in it could not be written .No space left.*a disk with room.*make room, and then train"
+    with patch("sft_nb.training.train.record_provenance", side_effect=NO_SPACE), pytest.raises(SftError, match=says):
+        train(small(tmp_path, run_name="other"))
+    status = Run(tmp_path/"other").status
+    assert status.state == "failed" and "a file in it could not be written" in status.reason
+
+
 def test_a_disk_that_is_full_when_the_result_is_written(tmp_path):
     cannot_save = patch.object(SupervisedTrainer, "save_model", side_effect=NO_SPACE)
     says = "adapter: it could not be written"
