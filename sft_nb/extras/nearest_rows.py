@@ -337,8 +337,8 @@ class DoubtfulRows(Viewable):
         headline, notes = f"the most doubtful of {of}", self.notes
         if largest < _STANDS_OUT:
             headline = f"none of {of} stands out"
-            text = f"the largest doubt is {largest:.1f}, and {_STANDS_OUT} would stand out: either no answer is wrong, or "
-            notes = [f"{text}the model has not learned enough to tell", *notes]
+            text = f"the largest doubt is {largest:.1f}, and {_STANDS_OUT} would stand out: either no answer is wrong"
+            notes = [f"{text}, or the model has not learned enough to tell", *notes]
         return View(f"{self.run}, {self.checkpoint}", headline, parts=[rows_table(self.rows), *notes],
                     data=own_fields(self))
 
