@@ -708,6 +708,7 @@ def explain(
         seconds = min(max(_LEAST_BUDGET, trained / 4), _MOST_BUDGET)
     def say(text:str)->None:
         if progress: log(f"sft_nb: {text}")
+    say(f"{where}: its files first, then experiments for up to {format_duration(seconds)} (budget), each with its cost")
     case = Measured(run)
     try:
         case.part("cfg")

@@ -161,10 +161,12 @@ def near_duplicates(
         both = features_of(np.r_[a, b], np.array([len(a), len(b)]), parts)
         return similarity(both[0], both[1]) >= threshold
     found = _nearest_earlier(without_shared(features_of(ids, lengths, parts)), threshold, alike=alike)
-    if exact: return found
-    _, first = np.unique(split.stats["whole"][:n], return_index=True)
-    found[np.setdiff1d(np.arange(n), first)] = -1   # these are counted as duplicates
-    return found
+    return found if exact else _without_exact(split, found)
+
+def _without_exact(split:Split, found:np.ndarray)->np.ndarray:
+    "Without those that repeat one to the last token, which are counted as duplicates"
+    _, first = np.unique(split.stats["whole"][:len(found)], return_index=True)
+    return np.where(np.isin(np.arange(len(found)), first), found, -1)
 
 def rows_to_leave_out(
     split:Split,
@@ -254,6 +256,8 @@ def held_out_twins(
             if key in first and not same[k] and 2 * len(with_answer[key]) >= len(with_words[key[0]])]
 
 # %% ../../nbs/16_extras/43_near_duplicates.ipynb #nrd0fin2
+_FEW_ROWS, _FEW_SHARE = 10, .3   # of the examples: if fewer would remain, it is not proposed to drop any
+
 def _in_words(split:Split, k:int)->str: return f"row {int(split.stats['row'][k]) + 1}"
 
 def find_in_benchmark(
@@ -273,17 +277,22 @@ def find_near(
     data:Data,
 )->list[Finding]:
     "Findings about rows that nearly repeat others; none if there is no such row"
-    found, out, train = near_duplicates(data.train), [], data.train
-    gone = np.flatnonzero(found >= 0)
+    out, train = [], data.train
+    every = near_duplicates(train, exact=True)   # which `drop_near_duplicates` drops
+    found = _without_exact(train, every)
+    gone, remaining = np.flatnonzero(found >= 0), int((every < 0).sum())
     is_asked = max(train.source.weights or (1,)) > 1   # copies that `train_weights` asks for
     if len(gone) and not is_asked:
         first = int(gone[0])
         some = f"the first {len(found):,}" if len(found) < len(train) else f"{len(found):,}"
         text = (f"{len(gone):,} of {some} examples nearly repeat an earlier one, as {_in_words(train, first)} repeats "
                 f"{_in_words(train, int(found[first]))}")
-        many = len(gone) > .01 * len(found)
-        out.append(warn(text, edit(drop_near_duplicates=_THRESHOLD), check="near_duplicates") if many else
-                   ok(text, check="near_duplicates"))
+        if len(gone) <= .01 * len(found): out.append(ok(text, check="near_duplicates"))
+        else:
+            fix, text = edit(drop_near_duplicates=_THRESHOLD), f"{text}; {remaining:,} would remain without repetitions"
+            if remaining < max(_FEW_ROWS, _FEW_SHARE * len(found)):
+                fix = "add rows to {train_file} that differ from these: too few would remain to drop any"
+            out.append(warn(text, fix, check="near_duplicates"))
     leaks = held_out_leaks(data)
     if leaks:
         k, j = leaks[0]

@@ -314,11 +314,12 @@ def wide_encoding(
 def _open_bytes(path:Path): return gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb")
 
 def _utf8_command(path:Path, encoding:str)->Fix:
-    "The command that converts a file to UTF-8"
-    new = path.name.removesuffix(".gz").removesuffix(file_suffix(path)) + ".utf8" + file_suffix(path)
-    read = f"iconv -f {encoding} {shell_quote(path)}"
-    if path.suffix == ".gz": read = f"zcat {shell_quote(path)} | iconv -f {encoding}"
-    return command(f"{read} -t utf-8 > {shell_quote(new)}")
+    "The command that converts a file to UTF-8 in its place; the original gets a name that is not read in a folder"
+    file, packed = shell_quote(path), path.suffix == ".gz"
+    original = shell_quote(path.with_name(f"{path.name}.{encoding}"))
+    convert = f"iconv -f {encoding} -t utf-8"
+    if packed: return command(f"mv {file} {original} && zcat < {original} | {convert} | gzip > {file}")
+    return command(f"mv {file} {original} && {convert} {original} > {file}")
 
 def unreadable_error(path:Path, e:Exception)->SftError:
     "The error for a file that raised `e`"

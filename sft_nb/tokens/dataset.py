@@ -495,6 +495,7 @@ def find_all(
         ordered = name == "train" and max(s.source.weights or (1,)) > 1   # copies that `train_weights` asks for
         if not ordered and (n := s.duplicates()):
             text = f"{n:,} of {len(s.lengths):,} examples repeat an earlier one"
+            if n > .7 * len(s.lengths): text += f": only {len(s.lengths) - n:,} are distinct"
             out.append(warn(text, edit(drop_duplicates=True), check=f"{name}_duplicates"))
     return [*out, _find_overlap(cfg, train, eval), *_find_in_template(t)]
 

@@ -15,7 +15,7 @@ from ..config.setting import Auto, plain_name, Setting
 # %% ../../nbs/11_training/00_settings.ipynb #trass002
 def _limit_of_max_steps(v:float, name:str)->tuple[str,Fix]|None:
     if v > 0 or v == -1: return None
-    return f"{name} is at least -1" if v else "a number of steps, or -1 for no limit", edit(**{name: 1})
+    return f"{name} is at least -1" if v else "a number of steps, or -1 for no limit", edit(**{name: -1 if v else 1})
 
 def _limit_of_warmup(v:float, name:str)->tuple[str,Fix]|None:
     if plain_name(name) != "warmup_ratio" or 0 <= v < 1: return None

@@ -81,8 +81,12 @@ def test_copies_by_weight_are_not_dropped_again():
 def test_findings_name_a_row_and_what_to_do():
     data = rows(*FEW, (changed(FEW[4][0]), FEW[4][1]))
     assert str(find_near(data)[0]) == (
-        "! near_duplicates: 1 of 31 examples nearly repeat an earlier one, as row 31 repeats row 5  "
-        "Fix: drop_near_duplicates=0.8")
+        "! near_duplicates: 1 of 31 examples nearly repeat an earlier one, as row 31 repeats row 5; "
+        "30 would remain without repetitions  Fix: drop_near_duplicates=0.8")
+    few = [(changed(q, k), a) for q, a in FEW[:6] for k in (1, 2)]
+    found = find_near(rows(*FEW[:6], *few))[0]
+    assert "12 of 18" in found.says and "; 6 would remain" in found.says and not found.fix.settings
+    assert "add rows to train_file that differ from these" in str(found.fix)
     many = [(text(k), text(1000 + k, 20)) for k in range(150)]
     assert [f.status for f in find_near(rows(*many, (changed(many[4][0]), many[4][1])))] == ["ok"]   # 1 of 151
     held_out = [dict(question=changed(FEW[8][0]), answer="?"), dict(question=text(999), answer="?")]

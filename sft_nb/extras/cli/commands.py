@@ -10,6 +10,7 @@ __all__ = ['EXTRA_COMMANDS', 'train_several', 'compare_two', 'replay_step', 'exp
 import ast, glob, os, re
 from typing import get_args, get_origin, Literal
 
+from ...base.progress import log
 from ...base.report import command, ConfigError, edit
 from ...config.load import config_names, require_trust
 from ...config.setting import plain_name
@@ -101,7 +102,8 @@ _EXPLAIN = dict(
 def explain_run(args:list[str])->int:
     "`sft_nb explain`"
     options = parse_own("explain", args, _EXPLAIN, summary=COMMANDS["explain"].__doc__)
-    _open_run(options)
+    run = _open_run(options)
+    if not options.json: log(f"sft_nb: explain {run.name}: loads torch, which takes some seconds")
     from sft_nb.extras.explain import explain
     made = explain(options.run, budget=options.budget, trust_remote_code=options.trust_remote_code,
                    progress=not options.json)
