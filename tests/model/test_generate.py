@@ -11,8 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoTokenizer, DeepseekV3Config, GPT2Config, LlamaConfig, MambaConfig, MistralConfig, Qwen3Config)
 
-from sft_nb.base.report import SftError
-from sft_nb.base.report import ConfigError
+from sft_nb.base.report import ConfigError, SftError
 from sft_nb.config.load import load_config
 from sft_nb.tokens.tokenizer import load_tokenizer, model_path
 from sft_nb.tokens.encode import encode, encode_prompts, end_ids
