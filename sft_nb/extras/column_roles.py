@@ -122,8 +122,8 @@ _OPTIONAL = dict(   # field -> names of the columns that may fill it
     system=re.compile("sys(tem)?(prompt|message|instructions?|nachricht|anweisung)?|metainstruction|instructions"
                       "|(mensaje|prompt|instruccion)(del?)?sistema|系统(提示词?|消息|指令)?"),
     input=re.compile("(user|task)?(inputs?|eingabe|entrada|entree|输入)|المدخل|(old|original)(contents?|code|text)"),
-    context=re.compile("(retrieved|sql)?(contexts?|passages?|background|support|story|article|kontext|contexto|contesto"
-                       "|contexte|上下文|背景|السياق)(text)?"),
+    context=re.compile("(retrieved|sql)?(contexts?|passages?|documents?|docs|chunks|evidence|background|support|story"
+                       "|article|kontext|contexto|contesto|contexte|上下文|背景|السياق)(text)?"),
     history=re.compile("(chat|conversation|dialog(ue)?)history"),
     tools=re.compile("(available)?(tools?|functions?)(json|list|definitions?|schemas?)|availabletools"))
 
@@ -198,14 +198,15 @@ _GOOD_IF_TRUE = frozenset("""
     accepted approved correct good keep pass passed resolved solved success successful useful valid verified
     """.split())
 _BAD_IF_TRUE = frozenset("""
-    bad corrupt corrupted deleted discard discarded disliked garbage hallucinated incorrect invalid rejected removed
-    spam wrong
+    bad corrupt corrupted deleted discard discarded disliked flagged garbage hallucinated harmful incorrect invalid
+    rejected removed spam toxic unsafe wrong
     """.split())
 _VERDICTS = frozenset("""
     annotation decision evaluation feedback judgement judgment outcome quality rating result review state status
     validation verdict
     """.split())
-_REJECTING = _BAD_IF_TRUE | frozenset("declined dislike downvoted fail failed reject thumbs_down".split())
+_REJECTING = _BAD_IF_TRUE | frozenset("archived declined dislike downvoted fail failed reject thumbs_down".split())
+_CUT_OFF = frozenset("content_filter error length max_tokens recitation safety".split())   # why a model stopped
 
 @lru_cache(4096)
 def _rejecting_values(name:str)->frozenset[str]:
@@ -214,7 +215,11 @@ def _rejecting_values(name:str)->frozenset[str]:
     key = words[0] if len(words) == 1 else ""
     if key in _GOOD_IF_TRUE: return frozenset(["false", "no"] + ["0"] * (words != column_words(name)))
     if key in _BAD_IF_TRUE: return frozenset(["true", "yes", "1"])
+    if words in (["finish", "reason"], ["stop", "reason"]): return _CUT_OFF
+    if words == ["review", "result"]: return _REJECTING | {"false"}   # of OpenAssistant
     return _REJECTING if not _VERDICTS.isdisjoint(words) else frozenset()
+
+_TASK_OF_PRODIGY = frozenset(["_input_hash", "answer"])   # which is accept, reject or ignore
 
 def find_rejections(
     row:dict,
@@ -222,6 +227,8 @@ def find_rejections(
 )->list[str]:          # is_correct: False, messages.feedback: thumbs_down
     "Verdicts in unread columns against the row, or against one of its messages"
     found = []
+    if _TASK_OF_PRODIGY <= row.keys() and "answer" in names and row["answer"] in ("reject", "ignore"):
+        found.append(f"answer: {row['answer']}")
     def look(name, value):
         if isinstance(value, dict):
             for key, inside in value.items(): look(f"{name}.{key}", inside)

@@ -333,6 +333,8 @@ def _gain_in_errors(gain:np.ndarray)->float:
     "By how many standard errors answers are likelier after their own prompts; 0 for few rows"
     return float(gain.mean() / max(gain.std(ddof=1) / math.sqrt(len(gain)), 1e-9)) if len(gain) >= 8 else 0.
 
+_DO_THEY_BELONG = "prompts and answers of {train_file}: do they belong together?"
+
 @_add_finder
 def _find_wrong_answers(measured, pairs):
     import scipy.stats   # not loaded by `from sft_nb import *`
@@ -351,9 +353,11 @@ def _find_wrong_answers(measured, pairs):
     held_out = f"{of_held.sum()} of {len(of_held)} held-out rows"
     text = f"in {wrong.sum()} of {len(wrong)} training rows {in_words}, and in {held_out}"
     if share < .08: return None
+    sure = "certain" if p < .003 else "likely"
+    if p < .01 and share >= .5: return [Cause("unrelated", sure, share, (text,), _DO_THEY_BELONG)]
     rows = ", ".join(str(pairs["train"][k].example + 1) for k in np.flatnonzero(wrong)[:5])
     fix = f"look at these examples: {rows}"
-    if p < .01: return [Cause("noise", "certain" if p < .003 else "likely", share, (text,), fix)]
+    if p < .01: return [Cause("noise", sure, share, (text,), fix)]
     both = float(np.mean([share, of_held.mean()]))
     if len(own.disagrees) and .1 <= both <= .45: return [Cause("noise", "possible", both, (text,), fix)]
 
@@ -384,8 +388,7 @@ def _find_unrelated(measured, heart_or_none, arms_or_none):
         if not learns or not arms_or_none or max(a.gain for a in arms_or_none.values()) >= .1: return None
         sure, against = "possible", (f"held-out answers {held:+.1f}: the task may be too hard for this base",)
         evidence += ["the same settings learn 8 rows by heart", "no other setting that was tried helps"]
-    fix = "prompts and answers of {train_file}: do they belong together?"
-    return [Cause("unrelated", sure, .8, tuple(evidence), fix, against)]
+    return [Cause("unrelated", sure, .8, tuple(evidence), _DO_THEY_BELONG, against)]
 
 @_add_finder
 def _find_memorised(measured, data):

@@ -28,7 +28,8 @@ _CALL_KEYS = ("name", "toolName", "call_id", "toolUseId", "tool_use_id", "toolCa
 _RESULT_ID = ("tool_use_id", "call_id", "toolUseId", "tool_call_id", "toolCallId", "id")
 _RESULT_CONTENT = ("content", "response", "output", "result", "value")
 BLOCK_KEYS = {   # keys of a block that are read
-    "type", "thought", "json", *_BLOCK_KINDS, *_BLOCK_TEXT, *_CALL_KEYS, *_RESULT_ID, *_RESULT_CONTENT}
+    "type", "thought", "json", "lc", "data", "kwargs", *_BLOCK_KINDS, *_BLOCK_TEXT, *_CALL_KEYS,
+    *_RESULT_ID, *_RESULT_CONTENT}
 
 def block_kind(
     name,
@@ -107,12 +108,24 @@ def _without_results(m:dict, content:list, name:str)->Iterator[dict]:
 TURN_KEYS = ROLE_ALIASES | dict(input="user", question="user", prompt="user", instruction="user",
                                  output="assistant", answer="assistant", response="assistant")
 
+_LANGCHAIN = dict(human="user", ai="assistant", system="system", tool="tool")
+
+def _from_langchain(m):
+    "A message of LangChain with its role, as `messages_to_dict` or `dumpd` writes it; another as it is"
+    if not isinstance(m, dict) or spelled_role(m): return m
+    kind, inner = m.get("type"), m.get("data") or m.get("kwargs") or m
+    if kind == "constructor" and isinstance(m.get("id"), list) and m["id"]:
+        kind = str(m["id"][-1]).removesuffix("Message").removesuffix("MessageChunk").lower()
+    role = _LANGCHAIN.get(kind) if isinstance(kind, str) else None
+    if role is None or not isinstance(inner, dict) or "content" not in inner: return m
+    return {k: v for k, v in inner.items() if k not in ("type", "id")} | dict(role=role)
+
 def split_turns(
     messages:list,
 )->list:
-    "Messages from turns of two: objects with a key for each role"
+    "Messages from LangChain's, and from turns of two: objects with a key for each role"
     out = []
-    for m in messages:
+    for m in map(_from_langchain, messages):
         if isinstance(m, dict) and not spelled_role(m) and {"user", "assistant"} <= {*map(TURN_KEYS.get, m)}:
             roles = sorted((k for k in m if k in TURN_KEYS), key=lambda k: TURN_KEYS[k] == "assistant")
             others = {k: v for k, v in m.items() if k not in TURN_KEYS}

@@ -321,6 +321,8 @@ def rows_table(
     lines = [own(r) | dict(asks=_cut_text(r.prompt), answer=_cut_text(r.answer, 32)) for r in rows]
     return Table(lines, left=["near", "asks", "answer"], optional=["entropy", "loss"])
 
+_STANDS_OUT = 2   # of doubt: of 800 answers that a model expects as it says, about 20 have more by chance
+
 @dataclass(frozen=True, repr=False)
 class DoubtfulRows(Viewable):
     "Training rows whose answers surprise the model that learned them"
@@ -331,8 +333,13 @@ class DoubtfulRows(Viewable):
     notes:list[str]=field(default_factory=list)
 
     def view(self)->View:
-        headline = f"the most doubtful of {pluralise(self.measured, 'training row')}"
-        return View(f"{self.run}, {self.checkpoint}", headline, parts=[rows_table(self.rows), *self.notes],
+        of, largest = pluralise(self.measured, "training row"), self.rows[0].doubt
+        headline, notes = f"the most doubtful of {of}", self.notes
+        if largest < _STANDS_OUT:
+            headline = f"none of {of} stands out"
+            text = f"the largest doubt is {largest:.1f}, and {_STANDS_OUT} would stand out: either no answer is wrong"
+            notes = [f"{text}, or the model has not learned enough to tell", *notes]
+        return View(f"{self.run}, {self.checkpoint}", headline, parts=[rows_table(self.rows), *notes],
                     data=own_fields(self))
 
 @dataclass(frozen=True)

@@ -85,6 +85,8 @@ def _values_inside(path:str, value, depth:int=4)->Iterator[tuple[str,object]]:
         for k, v in value.items() if not is_pair else (): yield from _values_inside(f"{path}.{k}", v, depth - 1)
     elif "." in path or path.endswith("]") and isinstance(value, str): yield path, value
 
+_CHOICES_OF_AN_API = re.compile(r"choices(\[0\])?\.(message|delta|finish_reason|index|logprobs)\b")
+
 class SampledColumns:
     "The columns of the first rows that have content, with their values and the kinds of those"
     def __init__(self,
@@ -103,7 +105,8 @@ class SampledColumns:
         self.kinds = {c: kind_of_values(found) for c, found in self.values.items()}
         for c, found in self.values.items():
             if self.outer[c] == c: continue
-            if isinstance(found[0], list): self.kinds[c] = "joined" if are_texts(found[0]) else "nested"
+            if isinstance(found[0], list):
+                if self.kinds[c] != "messages": self.kinds[c] = "joined" if are_texts(found[0]) else "nested"
             elif len(found) > 1 and len({*map(str, found)}) == 1: self.kinds[c] = "constant"
         self.has_target = any("target" in map(fold_case, (c, str(c)[:-1])) for c in self.values)
 
@@ -165,7 +168,7 @@ class SampledColumns:
     def choices(self)->list[str]:
         names = [c for c in self.values if not self.is_metadata(c)]
         found = choice_columns([c for c in names if c == self.outer[c]])
-        named = [c for c in self.values if choice_columns([c])]
+        named = [c for c in self.values if choice_columns([c]) and not _CHOICES_OF_AN_API.search(str(c))]
         found = [c for c in self.values if c in (*found, *named) and (c == self.outer[c] or self.outer[c] not in named)]
         return found if {*names} - {*found} else []
 

@@ -149,6 +149,9 @@ _EXPORTS = {   # fields of rows that are no conversation -> what they are, and w
         "keep the rows with answer accept, without the columns _input_hash, _task_hash and answer"),
     ("paragraphs", "title"): (
         "an article of SQuAD with all its questions", "write each question as a row of context, question and answer"),
+    ("mapping", "current_node"): (
+        "a conversation that ChatGPT exported, a tree of messages",
+        "write the path from current_node back to its first message as messages"),
     ("custom_id", "response"): (
         "an answer of OpenAI's batch API, without its question",
         "write a row of prompt (body.messages of the request with this custom_id) and completion"),

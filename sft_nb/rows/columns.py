@@ -17,7 +17,7 @@ from ..base.extensions import extension
 from ..base.report import as_fix, ConfigError, edit, SftError
 from .settings import FORMATS
 from .messages import CONTENT_KEYS, is_empty, LOSS_FLAGS, read_flag, REASONING_KEYS, ROLE_KEYS
-from .readers import COMPLETION_KEYS, detect, detect_by_columns, join_names, value_at
+from .readers import column_words, COMPLETION_KEYS, detect, detect_by_columns, join_names, value_at
 
 # %% ../../nbs/02_rows/04_columns.ipynb #233d50b2
 FORMAT_FIELDS = (   # what the formats read
@@ -201,7 +201,7 @@ def unread_columns(
 # %% ../../nbs/02_rows/04_columns.ipynb #80e5a803
 _MESSAGE_KEYS = {*ROLE_KEYS, *CONTENT_KEYS, *REASONING_KEYS, *LOSS_FLAGS, "tool_calls", "function_call", "tool_call_id",
                  "name", "train_detail", "functions", "function_calls", "type"}
-_CALL_KEYS = {"id", "type", "function", "name", "arguments", "index"}
+_CALL_KEYS = {"id", "type", "function", "name", "arguments", "args", "index"}
 _MESSAGE_COLUMNS = ("messages", "conversations", "contents", "prompt", "completion", "response", "chosen", "input",
                     "output", "preferred_output")
 
@@ -332,13 +332,18 @@ def like_flags(
     "Those that may exclude something from the loss, by their names"
     return [name for name in names if _LIKE_FLAGS.search(_key_of(name).lower())]
 
+_HELD_OUT = re.compile("(test|testing|val|valid|validation|dev|development|eval|evaluation|hold_?out|held_?out)(_set)?")
+
 def names_held_out_split(
     row:dict,
+    names:list[str],   # of columns that nothing reads
 )->str:   # `split: test`; empty for rows of the training set
-    "Does a column of the row name a split that is held out?"
-    value = dict.get(row, "split")
-    if not isinstance(value, str): return ""
-    return f"split: {value}" if value.strip().lower() in ("test", "validation", "valid", "val", "dev", "eval") else ""
+    "The column among these that names a split which is held out, with its value"
+    for name in names:
+        value = dict.get(row, name)
+        if not isinstance(value, str) or column_words(name)[-1:] not in (["split"], ["partition"], ["set"]): continue
+        if _HELD_OUT.fullmatch("_".join(column_words(value))): return f"{name}: {value}"
+    return ""
 
 # %% ../../nbs/02_rows/04_columns.ipynb #srccol02
 def _texts_in(value)->Iterator[str]:

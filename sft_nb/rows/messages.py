@@ -220,7 +220,8 @@ def _with_flags(m:dict, flag:bool|None, parts:list[tuple], name:str)->dict:
     return m | dict(train_parts=merged)
 
 # %% ../../nbs/02_rows/02_messages.ipynb #90612d21
-ROLE_KEYS, CONTENT_KEYS = ("role", "from", "speaker", "author"), ("content", "value", "text", "parts", "message")
+ROLE_KEYS = ("role", "from", "speaker", "author", "sender")
+CONTENT_KEYS = ("content", "value", "text", "parts", "message")
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _REASONING = frozenset(REASONING_KEYS)
 _ROLES = ("system", "developer", "user", "assistant", "tool")

@@ -9,7 +9,7 @@ __all__ = ['COMPLETION_KEYS', 'fold_case', 'column_words', 'join_names', 'value_
            'how_to_read', 'no_format_error', 'to_messages']
 
 # %% ../../nbs/02_rows/03_readers.ipynb #read0003
-import re, unicodedata
+import json, re, unicodedata
 from functools import lru_cache, partial
 from itertools import takewhile
 from numbers import Number
@@ -224,12 +224,17 @@ def read_alpaca(
     return messages + question_and_answer(question, row["output"])
 
 # %% ../../nbs/02_rows/03_readers.ipynb #08afd384
+_MESSAGES_AS_JSON = re.compile(r'\s*(\[\s*)?\{\s*"(role|from)"\s*:\s*"')
+
 def as_messages(
     x,          # a text, a number, a message, or several
     role:str,   # of a text
     name:str,   # of the field, for errors
 )->list[dict]:
-    "`x` as messages: a list is normalised, a string or a number becomes one message with `role`"
+    "`x` as messages: a list is normalised, also as JSON; another string or a number becomes one message with `role`"
+    if isinstance(x, str) and _MESSAGES_AS_JSON.match(x):   # as tables and logs hold them
+        try: x = json.loads(x)
+        except ValueError: pass   # a text that only begins like that
     if isinstance(x, (str, Number)) or is_missing(x): return [dict(role=role, content=content_text(x, name))]
     if isinstance(x, list) and x and all(isinstance(p, dict) and p.get("type") in TEXT_TYPES for p in x):
         if not any(first_present(p, ROLE_KEYS) for p in x):   # blocks

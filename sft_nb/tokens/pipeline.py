@@ -126,7 +126,8 @@ def loose_text(text:str)->str:
 # %% ../../nbs/04_tokens/06_pipeline.ipynb #57r00010
 _BATCH = 512   # rows; small enough that a small file is read and encoded at the same time
 _FEW = 16      # blocks to read before starting other processes is worthwhile
-_TRACED = 16   # rows of a block whose columns are looked for in their messages
+_NOT_LEARNED = "rejected", "non_preferred_output"   # though they are read
+_TRACED, _TRACED_TURNS = 16, 8   # rows of a block, and messages of each, whose texts are looked for in columns
 _ALL_OF, _OF_A_BLOCK = 1024, 64   # rows that are inspected: the first ones, and the first of each later block
 
 def _row_blocks(rows:Iterable)->Iterator[tuple[int,list]]:
@@ -238,7 +239,7 @@ def read(self:Reader, place:str, row:dict)->Row:
 @patch
 def count_unlearned(self:Reader, parsed:ParsedRow, row:dict)->None:
     "Count the parts of a row that are not learned, and numbers that are learned as text"
-    if "split" in parsed.unread and (other := names_held_out_split(row)):
+    if other := names_held_out_split(row, parsed.unread):
         self.seen.other_split[other] = self.seen.other_split.get(other, 0) + 1
     find_rejections = extension("rejections") if parsed.unread and not parsed.drop_reason else None
     for said in find_rejections(row, parsed.unread) if find_rejections else ():
@@ -301,6 +302,10 @@ def split_tokens(self:Reader, m:dict, place:str)->list[Chunk]:
     return [Chunk("", "", supervised[a], b == len(ids), ids=tuple(ids[a:b])) for a, b in zip(edges, edges[1:])]
 
 # %% ../../nbs/04_tokens/06_pipeline.ipynb #57rtxt02
+def _columns_of(messages:list[dict], columns:dict)->list[str]:
+    "The columns that hold the texts of these messages"
+    return [*dict.fromkeys(name for m in messages for name in columns_of_text(columns, m["content"]))]
+
 @patch
 def look_at_rows(self:Reader, rows:list[Row])->None:
     "Note the columns of answers and prompts, those that may be answers, and what the extras find in the texts"
@@ -312,13 +317,15 @@ def look_at_rows(self:Reader, rows:list[Row])->None:
         if values and proposals.may_be_answer(name, values): seen.answers[name] = f"{name}[0]" if is_list else name
     inspected = [row for row in rows if row.examples and row.messages[0]["role"] != "tokens"]
     for row in inspected[:_TRACED]:
-        prompt = _prompt_text(row.messages) if len(row.messages) > 1 else ""
+        *before, last = row.messages
+        learned = [m for m in before[-_TRACED_TURNS:] if m["role"] == "assistant" and m.get("train", True)] + [last]
+        asked = [m for m in before[:_TRACED_TURNS] if m["role"] != "assistant"]
+        columns = {k: v for k, v in dict.items(row.row) if k not in (*row.unread, *_NOT_LEARNED)}
         own = row.messages[0].get("chat_template_kwargs")
-        for found, names in ((seen.answers_from, columns_of_text(row.row, row.messages[-1]["content"])),
-                             (seen.prompts_from, columns_of_text(row.row, prompt)),
+        for found, names in ((seen.answers_from, _columns_of(learned, columns)),
+                             (seen.prompts_from, _columns_of(asked, columns)),
                              (seen.arguments, [json.dumps(own)] if own else [])):
-            for name in names:
-                if name not in row.unread: found[name] = found.get(name, 0) + 1
+            for name in names: found[name] = found.get(name, 0) + 1
     if texts: texts.count_flaws(seen, inspected, self.t)
 
 

@@ -108,6 +108,7 @@ def test_training_rows_that_a_model_contradicts_are_called_wrong_only_if_held_ou
     noisy, clean = [True] * 12 + [False] * 28, [False] * 40
     assert [(c.name, c.sure) for c in find(noisy, clean)] == [("noise", "certain")]
     assert "1, 2, 3, 4, 5" in str(find(noisy, clean)[0].fix)
+    assert [(c.name, c.sure) for c in find([True] * 24 + [False] * 16, clean)] == [("unrelated", "certain")]
     assert [c.sure for c in find(noisy, noisy)] == ["possible"]   # as likely a hard task
     assert not find(clean, clean)
 

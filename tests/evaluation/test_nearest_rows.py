@@ -164,3 +164,11 @@ def test_the_command_lists_them(run, capsys):
     assert main(["evaluate", str(run.path), "--nearest", "1", "--eval-samples", "5", "--examples", "0"]) == 0
     assert "wrong answer" in (said := capsys.readouterr().out) and "against" in said or "gradient" in said
     assert main(["evaluate", "tiny", "--nearest", "1"]) == 2 and "tiny is not a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("largest, headline", [(.6, "none of 40 training rows stands out"),
+                                               (3.1, "the most doubtful of 40 training rows")])
+def test_a_model_that_no_answer_surprises_has_found_no_wrong_row(largest, headline):
+    rows = [near.MeasuredRow(k + 1, k, f"line {k + 1}", "a?", "yes", largest - k, .7, .7) for k in range(3)]
+    text = str(near.DoubtfulRows("r", "adapter", rows, 40))
+    assert headline in text and ("has not learned enough to tell" in text) == (largest < 2)

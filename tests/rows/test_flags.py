@@ -139,6 +139,16 @@ def test_rows_of_another_split_in_a_training_file_are_a_warning():
     found = warned(read(*rows))["train_split"]
     assert "split: test in 2 rows, split: Validation in 1 row" in found.says
     assert "train_split" not in warned(read(rows[0]))
+    for other in (dict(split=3), dict(set="small"), dict(topic="test")):
+        assert "train_split" not in warned(read(rows[0] | other))
+
+
+@pytest.mark.parametrize("row, said", [
+    (dict(split="evaluation"), "split: evaluation"), (dict(dataset_split="held-out"), "dataset_split: held-out"),
+    (dict(partition="dev"), "partition: dev")])
+def test_other_names_of_a_split(row, said):
+    found = warned(read(dict(question="a?", answer="right") | row, dict(question="b?", answer="right")))
+    assert found["train_split"].says.endswith(f"{said} in 1 row")
 
 
 @pytest.mark.parametrize("row, said", [
@@ -147,9 +157,15 @@ def test_rows_of_another_split_in_a_training_file_are_a_warning():
     (dict(question="a?", answer="right", metadata=dict(review=dict(decision="Discard"))),
      "metadata.review.decision: Discard"),
     (dict(messages=[ASKED, GOOD | dict(deleted=True)]), "messages.deleted: True"),
-    (dict(messages=[ASKED, GOOD | dict(feedback="thumbs_down")]), "messages.feedback: thumbs_down")])
+    (dict(messages=[ASKED, GOOD | dict(feedback="thumbs_down")]), "messages.feedback: thumbs_down"),
+    (dict(messages=[ASKED, GOOD | dict(finish_reason="length")]), "messages.finish_reason: length"),
+    (dict(prompt="a?", completion="right", stop_reason="max_tokens"), "stop_reason: max_tokens"),
+    (dict(messages=[ASKED, GOOD], toxic=True), "toxic: True"),
+    (dict(question="a?", answer="right", review_result=False), "review_result: False"),
+    (dict(prompt="a?", completion="right", answer="reject", _input_hash=1, _task_hash=2), "answer: reject")])
 def test_rows_that_their_columns_call_bad_are_a_warning(row, said):
-    other = dict(question="b?", answer="right", is_correct=True, status="approved", sentiment="bad", correct=0)
+    other = dict(question="b?", answer="right", is_correct=True, status="approved", sentiment="bad", correct=0,
+                 finish_reason="stop", result=False)
     found = warned(read(row, other))["train_rejected"]
     assert found.says == f"rows or answers that a column calls bad are trained on: {said} in 1 row"
     assert "write train: false in them, or ignore_columns=" in str(found.fix)

@@ -85,6 +85,15 @@ READ = dict(   # name -> row, learned of the first row
           [FIRST]),
     swift_rejected=(dict(messages=[USER, ANSWER], rejected_response="BAD"), [FIRST]),
     kto=(dict(prompt=Q, completion=A, label=True), [FIRST]),
+    langchain=(dict(messages=[dict(type="human", data=dict(content=Q)), dict(type="ai", data=dict(content=A))]),
+               [FIRST]),
+    langchain_dumped=(dict(messages=[dict(lc=1, type="constructor", kwargs=dict(content=text), id=["langchain", name])
+                                     for text, name in ((Q, "HumanMessage"), (A, "AIMessageChunk"))]), [FIRST]),
+    langchain_calls=(dict(messages=[
+        dict(type="human", content=Q), dict(type="ai", content="", tool_calls=[dict(name="f", args={}, id="c")]),
+        dict(type="tool", content="x", tool_call_id="c"), dict(type="ai", content=A)]),
+                     ['{"name": "f", "arguments": {}}', FIRST]),
+    messages_as_json=(dict(prompt=json.dumps([USER]), completion=json.dumps(ANSWER)), [FIRST]),
     agent_instruct=(dict(conversations=[HUMAN | dict(loss=None), GPT | dict(value="OK", loss=False), HUMAN,
                                         GPT | dict(loss=True)]), [FIRST]))
 
@@ -123,6 +132,16 @@ PROPOSED = dict(   # name -> row, settings of the first fix, learned of the firs
         split="train", index=3)), "prompt=prompt completion=reward_model.ground_truth", "g 0", "What is 0"),
     verl_gsm8k=(dict(prompt=[USER], reward_model=dict(ground_truth="{k}"), extra_info=dict(answer=A, question=Q)),
                 "prompt=prompt completion=extra_info.answer", FIRST, "What is 0"),
+    langsmith_chat=(dict(inputs=dict(messages=[dict(type="human", content=Q)]), outputs=dict(output=dict(content=A))),
+                    "prompt=inputs.messages completion=outputs.output.content", FIRST, "What is 0"),
+    claude=(dict(uuid="{k}", name="x", chat_messages=[dict(text=Q, sender="human"), dict(text=A, sender="assistant")]),
+            "messages=chat_messages", FIRST, "What is 0"),
+    hub_viewer=(dict(row_idx="{k}", row=dict(messages=[USER, ANSWER])), "messages=row.messages", FIRST, "What is 0"),
+    api_log=(dict(request=dict(model="m", messages=[USER]), response=dict(choices=[dict(
+        index=0, message=ANSWER, finish_reason="stop")])),
+             "prompt=request.messages completion=response.choices[0].message.content", FIRST, "What is 0"),
+    bird=(dict(db_id="d", question=Q, evidence="id {k}", SQL="SELECT {k}"), "answer=SQL context=evidence", "SELECT 0",
+          "id 0"),
     langsmith=(dict(id="{k}", inputs=dict(question=Q), outputs=dict(answer=A)),
                "question=inputs.question answer=outputs.answer", FIRST, "What is 0"),
     argilla=({"prompt": Q, "answer.responses": [A], "answer.responses.users": ["u"], "answer.suggestion": "x {k}"},
@@ -240,6 +259,8 @@ REFUSED = dict(   # name -> row, what the error says, what its fix says
                   "an answer of OpenAI's batch API", "with this custom_id"),
     batch_input=(dict(custom_id="r{k}", method="POST", body=dict(messages=[USER])), "a request to OpenAI's batch API",
             ""),
+    chatgpt=(dict(title="x", mapping=dict(a=dict(message=None, children=[])), current_node="a"), "ChatGPT exported",
+             "path from current_node"),
     kili=(dict(content=Q, externalId="e{k}", labels=[dict(jsonResponse={})]), "an asset of Kili", "as columns"),
     prodigy=(dict(text=Q, label="INSULT", answer="accept", _input_hash=1, _task_hash=2), "a task of Prodigy", "accept"),
     squad_article=(dict(title="x", paragraphs=[dict(context=A, qas=[])]), "an article of SQuAD", "context, question"),
@@ -281,6 +302,7 @@ def warning(row, **settings):
 @pytest.mark.parametrize("row, fields", [
     (dict(question=Q, passage="About {k}.", answer=A), "context=passage"),
     (dict(question=Q, contexts=["One.", "Two."], answer=A), "context=contexts"),
+    (dict(question=Q, documents=[dict(title="x", text="One.")], answer=A), "context=documents"),
     (dict(messages=[USER, ANSWER], tools_json=json.dumps([TOOL])), "tools=tools_json"),
     (dict(prompt=Q, completion=A, system_prompt="Think."), "system=system_prompt")])
 def test_a_column_that_belongs_to_the_prompt_is_proposed(row, fields):

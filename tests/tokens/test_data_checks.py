@@ -108,6 +108,9 @@ def test_the_same_in_worker_processes(tokenizer, monkeypatch):
 
 # the paragraph before a training
 
+TALK = [dict(role="user", content="Hi?"), dict(role="assistant", content="Yes.")]
+
+
 @pytest.mark.parametrize("train, settings, expected", [
     ([dict(query="Hi?", reply="Yes.", id=7)] * 2, dict(fields=("question=query", "answer=reply")),
      "Learned: reply, as the answer to query. From all 2 rows. Not used: id. No system prompt in the rows."),
@@ -117,6 +120,15 @@ def test_the_same_in_worker_processes(tokenizer, monkeypatch):
     ([dict(messages=[dict(role="system", content="Be brief."), dict(role="user", content="Hi?"),
                      dict(role="assistant", content=text)]) for text in ("Yes.", "No.", "")], {},
      "Learned: the answers in messages. From 2 of 3 rows, without 1 empty answer. System prompt: 'Be brief.'."),
+    ([dict(system="Be kind.", conversations=[{"from": "User", "value": "Hi?"}, {"from": "Assistant", "value": "Yes."}])]
+     * 2, {}, "Learned: the answers in conversations. From all 2 rows. System prompt: 'Be kind.'."),
+    ([dict(question="Hi?", answer="Yes.", options=dict(A="Yes.", B="No."))] * 2, {},
+     "Learned: answer, as the answer to question. From all 2 rows. Not used: options. No system prompt in the rows."),
+    ([dict(prompt="Hi?", messages=TALK, chosen=TALK, rejected=[TALK[0], dict(role="assistant", content="No.")])] * 2,
+     {}, "Learned: the answers in chosen. From all 2 rows. No system prompt in the rows."),
+    ([dict(query="And?", response="No.", history=[["Hi?", "Yes."]])] * 2,
+     dict(fields=("instruction=query", "output=response")),
+     "Learned: history, response, as the answer to query. From all 2 rows. No system prompt in the rows."),
     ([dict(text="One river."), dict(text="Two stones.")], {}, "Learned: all of text. From all 2 rows."),
     ([dict(prompt="Hi?", completion="Yes.", chat_template_kwargs=dict(enable_thinking=False))] * 2, {},
      "Learned: completion, as the answer to prompt. From all 2 rows. No system prompt in the rows. "
