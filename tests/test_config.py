@@ -362,3 +362,9 @@ def test_numbers_that_are_none(tmp_path):
 def test_the_case_of_a_value_does_not_matter_for_what_is_proposed(typed, setting, near):
     with pytest.raises(ConfigError) as e: load_config(**{setting: typed})
     assert e.value.fix.settings == {setting: near}
+
+
+@pytest.mark.parametrize("value", [-.5, float("-inf")])
+def test_a_share_of_the_steps_is_above_0(value):
+    "0.5 is another tool's share of all steps, and is accepted; a number below 0 is none"
+    with pytest.raises(ConfigError, match="logging_steps takes an integer"): load_config("demo", logging_steps=value)

@@ -532,7 +532,7 @@ VALUES = dict(
                                "in a tool's file, auto for every implementation but eager and sdpa"),
     gradient_checkpointing=_if_one_of(maps_to(gradient_checkpointing=True), "unsloth", "offload", "offload_disk"),
     activation_offloading=_if_one_of(maps_to(activation_offloading=True), "legacy", "disk", "hidden_states"),
-    logging_steps=_if_it(lambda v, _: isinstance(v, float) and v < 1, accepted("logs are written every 10 steps"),
+    logging_steps=_if_it(lambda v, _: isinstance(v, float) and 0 < v < 1, accepted("logs are written every 10 steps"),
                          "a share of all steps is ignored"),
     max_samples=_if_it(lambda _, given: given.tool == "llama-factory", accepted("that many rows of each dataset"),
                        "LLaMA-Factory reads that many rows of each dataset: DATASET[:N]"),

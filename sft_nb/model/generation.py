@@ -7,11 +7,12 @@ __all__ = ['Generation', 'left_pad', 'Sampling', 'chosen', 'GrowingLayer', 'Runn
            'choose_decoding', 'Decoder', 'reads_padding', 'continue_tokens', 'generate']
 
 # %% ../../nbs/06_model/08_generation.ipynb #dbe27a16
-import inspect
+import inspect, math
 from collections import deque
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import torch
 import torch.nn.functional as F
@@ -58,21 +59,26 @@ class Sampling:
     seed:int|None=None          # seed for sampling; None: a new one each time
 
     def __post_init__(self):
-        "ConfigError for numbers out of their ranges"
-        if self.max_new_tokens < 1:
-            raise ConfigError("max_new_tokens", f"it is {self.max_new_tokens}", "at least 1", edit(max_new_tokens=256))
-        if not 0 <= self.temperature < float("inf"):
-            raise ConfigError("temperature", f"it is {self.temperature:g}", "0 for greedy decoding, or more",
-                              "another {temperature}")
-        if not 0 < self.top_p <= 1:
-            raise ConfigError("top_p", f"it is {self.top_p:g}", "a probability above 0, at most 1", "another {top_p}")
+        "ConfigError for numbers out of their ranges, and for values of another type"
+        def require(is_right:bool, name:str, expected:str, fix):
+            if not is_right: raise ConfigError(name, f"it is {getattr(self, name)!r:.60}", expected, fix)
+        n, seed = self.max_new_tokens, self.seed
+        require(isinstance(n, Integral) and n > 0, "max_new_tokens", "at least 1, an integer", edit(max_new_tokens=256))
+        require(n <= 10**7, "max_new_tokens", "at most 10,000,000", edit(max_new_tokens=256))
+        require(isinstance(self.temperature, Real) and 0 <= self.temperature < math.inf, "temperature",
+                "0 for greedy decoding, or more", "another {temperature}")
+        require(isinstance(self.top_p, Real) and 0 < self.top_p <= 1, "top_p", "a probability above 0, at most 1",
+                "another {top_p}")
+        require(seed is None or isinstance(seed, Integral) and -2**63 <= seed < 2**64, "seed",
+                "an integer of 64 bits", edit(seed=0))
+        require(all(isinstance(text, str) for text in self.stop), "stop", "texts", "another {stop}")
 
     def draws(self, n:int)->torch.Tensor|None:
         "A number for each of `n` rows and each step; None: it is greedy"
         if self.temperature == 0: return None
         generator = torch.Generator()
         if self.seed is None: generator.seed()
-        else: generator.manual_seed(self.seed)
+        else: generator.manual_seed(int(self.seed))
         return torch.rand(n, self.max_new_tokens, generator=generator)
 
 def chosen(
@@ -252,6 +258,8 @@ class Decoder:
         **how,                          # as for `Sampling`
     ):
         self.model, self.tokenizer, self.how = model, tokenizer, Sampling(**how)
+        if not isinstance(batch_size, Integral) or batch_size < 1:
+            raise ConfigError("batch_size", f"it is {batch_size!r:.60}", "at least 1, an integer", edit(batch_size=32))
         self.most, self.batch_tokens, self.adapters = batch_size, batch_tokens, adapters
         ends = model.generation_config.eos_token_id
         self.ends = {ends} if isinstance(ends, int) else set(ends or ())

@@ -185,8 +185,11 @@ def encode_prompts(
     tokenizer,
 )->list[list[int]]:                  # token ids given to generation
     "Prompts as token ids; `SftError` for one without a message, or with half a character"
-    if [] in conversations:
-        raise SftError(f"prompt {conversations.index([]) + 1}", "there is no message in it", "", "leave it out")
+    for k, messages in enumerate(conversations, 1):
+        if messages == []: raise SftError(f"prompt {k}", "there is no message in it", "", "leave it out")
+        if not isinstance(messages, (list, tuple)) or not all(isinstance(m, dict) and "role" in m for m in messages):
+            raise SftError(f"prompt {k}", f"it is {messages!r:.60}", 'messages: [dict(role="user", content="...")]',
+                           "make it a list of messages")
     t = Template(tokenizer)
     encoder = Encoder(t)
     def starts(messages): return not t.chat or messages[0]["role"] == "text"   # no template wrote a BOS

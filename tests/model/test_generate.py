@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoTokenizer, DeepseekV3Config, GPT2Config, LlamaConfig, MambaConfig, MistralConfig, Qwen3Config)
 
-from sft_nb.base.report import SftError
+from sft_nb.base.report import ConfigError, SftError
 from sft_nb.config.load import load_config
 from sft_nb.tokens.tokenizer import load_tokenizer, model_path
 from sft_nb.tokens.encode import encode, encode_prompts, end_ids
@@ -384,3 +384,9 @@ def test_answers_of_a_word_are_not_recorded(tokenizer, recorded):
     model.generation_config.eos_token_id = [*range(512)]
     assert {a.n_tokens for a in continue_tokens(model, tokenizer, PROMPTS, max_new_tokens=200, batch_size=2)} == {1}
     assert not recorded
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5])
+def test_a_batch_has_at_least_one_row(size):
+    with pytest.raises(ConfigError, match="batch_size: it is .*Fix: batch_size=32"):
+        Decoder(None, None, batch_size=size)
