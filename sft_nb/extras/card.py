@@ -276,8 +276,10 @@ def _find_warnings(run:Run)->list[dict]:
     "Warnings and failures of its rows, its preflight and its training, each once"
     found = {}
     for name in ("data", "preflight", "guards"):
-        for f in read_json_object(run.path/f"{name}.json").get("findings") or ():
-            if f["status"] in ("warn", "fail"): found[f["check"].rpartition(".")[2], f["says"]] = f["status"]
+        findings = read_json_object(run.path/f"{name}.json").get("findings")
+        for f in findings if isinstance(findings, list) else ():
+            if isinstance(f, dict) and f.get("status") in ("warn", "fail"):
+                found[str(f.get("check")).rpartition(".")[2], str(f.get("says"))] = f["status"]
     return [dict(check=check, status=status, says=says) for (check, says), status in found.items()]
 
 def _scores_of(run:Run, checkpoint:str)->tuple[dict,str]:

@@ -169,7 +169,7 @@ def choice_columns(
 _NO_METADATA = {*TEXT_COLUMNS, *REASONING_KEYS, "label", "kto_tag", "system", "system_prompt", "tools", "functions",
                 "history", "documents", "input_ids", "labels", "thought", "rationale", "explanation"} - {"category"}
 _IDENTIFIERS = set("""
-    id ids idx index uuid uid guid hash sha sha1 sha256 md5 url urls uri link date time timestamp datetime
+    id ids idx index unnamed uuid uid guid hash sha sha1 sha256 md5 url urls uri link date time timestamp datetime
     created updated modified count num length len score scores license type kind category categories subcategory
     quality rate rating ratings name names lang language languages level moderation reward rewards
     """.split())   # one of these words is enough

@@ -340,8 +340,10 @@ def names_held_out_split(
 )->str:   # `split: test`; empty for rows of the training set
     "The column among these that names a split which is held out, with its value"
     for name in names:
-        value = dict.get(row, name)
-        if not isinstance(value, str) or column_words(name)[-1:] not in (["split"], ["partition"], ["set"]): continue
+        value, words = dict.get(row, name), column_words(name)
+        if words[:1] == ["is"] and _HELD_OUT.fullmatch("_".join(words[1:])) and value in (True, "true", "True"):
+            return f"{name}: {value}"
+        if not isinstance(value, str) or words[-1:] not in (["split"], ["partition"], ["set"]): continue
         if _HELD_OUT.fullmatch("_".join(column_words(value))): return f"{name}: {value}"
     return ""
 

@@ -230,6 +230,7 @@ ROLE_ALIASES = {r: r for r in _ROLES} | dict.fromkeys(CALL_ROLES, "assistant") |
     human="user", prompter="user", client="user", customer="user",
     gpt="assistant", bot="assistant", chatgpt="assistant", model="assistant", bing="assistant", ai="assistant",
     ai_assistant="assistant", chatbot="assistant", agent="assistant", llm="assistant",
+    系统="system", 用户="user", 助手="assistant",
     observation="tool", function_response="tool", function="tool", ipython="tool", tool_response="tool",
     tool_result="tool", tool_output="tool", environment="tool",
     item="assistant")   # a part of an answer, as in OpenAI's responses

@@ -543,7 +543,7 @@ def _learning_facts(cfg:Config, train:Split, eval:Split|None, template:Template)
     arguments = [*(cfg.chat_template_kwargs or ()), *(f"{own} of rows" for own in seen.arguments)]
     answers, prompts = _names_of(train, seen.answers_from), _names_of(train, seen.prompts_from)
     held_out = eval is not None and (cfg.eval_fraction or cfg.eval_rows)
-    if seen.formats.keys() <= {"messages", "sharegpt"} and {*answers} <= {*prompts}: prompts = answers
+    if seen.formats.keys() <= {"messages", "sharegpt", "vertex"} and {*answers} <= {*prompts}: prompts = answers
     return dict(
         answers_from=answers, prompts_from=[name for name in prompts if name not in answers] or prompts,
         formats=seen.formats, response_template=cfg.response_template, turns=cfg.train_on_turns,

@@ -85,6 +85,13 @@ def test_a_card_that_cannot_be_made_stops_nothing(of_ada, tmp_path, capfd, monke
     with pytest.raises(SftError, match="it cannot be written"): card_page(of_ada, tmp_path/"none"/"page.html")
 
 
+def test_findings_of_another_form_are_left_out(of_ada, tmp_path):
+    run = Run(shutil.copytree(of_ada.path, tmp_path/"r"))
+    for odd in ({"new": []}, [3, {"status": "warn"}], "x"):
+        (run.path/"preflight.json").write_text(json.dumps(dict(findings=odd)))
+        assert "collapse" in str(make_card(run).to_dict()["warned"])
+
+
 def test_the_page_has_its_figures_pictures_and_answers(of_ada, tmp_path):
     page = card_page(of_ada, tmp_path/"page.html").read_text()
     assert page.count("<img ") == 2 and "What is the code" in page and "<script" not in page

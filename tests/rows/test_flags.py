@@ -139,13 +139,14 @@ def test_rows_of_another_split_in_a_training_file_are_a_warning():
     found = warned(read(*rows))["train_split"]
     assert "split: test in 2 rows, split: Validation in 1 row" in found.says
     assert "train_split" not in warned(read(rows[0]))
-    for other in (dict(split=3), dict(set="small"), dict(topic="test")):
+    for other in (dict(split=3), dict(set="small"), dict(topic="test"), dict(is_test=False)):
         assert "train_split" not in warned(read(rows[0] | other))
 
 
 @pytest.mark.parametrize("row, said", [
     (dict(split="evaluation"), "split: evaluation"), (dict(dataset_split="held-out"), "dataset_split: held-out"),
-    (dict(partition="dev"), "partition: dev")])
+    (dict(partition="dev"), "partition: dev"),
+    (dict(is_test=True), "is_test: True")])
 def test_other_names_of_a_split(row, said):
     found = warned(read(dict(question="a?", answer="right") | row, dict(question="b?", answer="right")))
     assert found["train_split"].says.endswith(f"{said} in 1 row")

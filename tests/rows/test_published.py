@@ -94,6 +94,8 @@ READ = dict(   # name -> row, learned of the first row
         dict(type="tool", content="x", tool_call_id="c"), dict(type="ai", content=A)]),
                      ['{"name": "f", "arguments": {}}', FIRST]),
     messages_as_json=(dict(prompt=json.dumps([USER]), completion=json.dumps(ANSWER)), [FIRST]),
+    chinese_roles=(dict(messages=[dict(role="系统", content="s"), dict(role="用户", content=Q),
+                                  dict(role="助手", content=A)]), [FIRST]),
     agent_instruct=(dict(conversations=[HUMAN | dict(loss=None), GPT | dict(value="OK", loss=False), HUMAN,
                                         GPT | dict(loss=True)]), [FIRST]))
 

@@ -122,6 +122,11 @@ TALK = [dict(role="user", content="Hi?"), dict(role="assistant", content="Yes.")
      "Learned: the answers in messages. From 2 of 3 rows, without 1 empty answer. System prompt: 'Be brief.'."),
     ([dict(system="Be kind.", conversations=[{"from": "User", "value": "Hi?"}, {"from": "Assistant", "value": "Yes."}])]
      * 2, {}, "Learned: the answers in conversations. From all 2 rows. System prompt: 'Be kind.'."),
+    ([dict(systemInstruction=dict(parts=[dict(text="Be kind.")]), contents=[
+        dict(role="user", parts=[dict(text="Hi?")]), dict(role="model", parts=[dict(text="Yes.")])])] * 2, {},
+     "Learned: the answers in contents. From all 2 rows. System prompt: 'Be kind.'."),
+    ([{"question": "Hi?", "answer": "Yes.", "Unnamed: 0": k} for k in range(2)], dict(system_prompt="Be kind."),
+     "Learned: answer, as the answer to question. From all 2 rows. Not used: Unnamed: 0. System prompt: 'Be kind.'."),
     ([dict(question="Hi?", answer="Yes.", options=dict(A="Yes.", B="No."))] * 2, {},
      "Learned: answer, as the answer to question. From all 2 rows. Not used: options. No system prompt in the rows."),
     ([dict(prompt="Hi?", messages=TALK, chosen=TALK, rejected=[TALK[0], dict(role="assistant", content="No.")])] * 2,

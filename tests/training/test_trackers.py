@@ -3,6 +3,7 @@ import json
 import os
 import shutil
 import struct
+import time
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -25,6 +26,7 @@ def records(data:bytes):
         left = BLOCK - at % BLOCK
         if left < HEAD: at += left
         length, kind = struct.unpack_from("<HB", data, at + 4)
+        if at + HEAD + length > len(data): return   # it is being written
         whole += data[at + HEAD:at + HEAD + length]
         at += HEAD + length
         if kind in (1, 4):   # a full record, or the last piece of one
@@ -32,8 +34,16 @@ def records(data:bytes):
             whole = b""
 
 
-def lines_of_wandb(folder)->list[dict]:
-    "The history in an offline wandb file"
+def lines_of_wandb(folder, last:str, n:int)->list[dict]:
+    "The history in an offline wandb file; wandb may still write it, so `n` lines of its last scalar are waited for"
+    late, found = time.monotonic() + 60, read_wandb(folder)
+    while sum(last in line for line in found) < n and time.monotonic() < late:
+        time.sleep(.2)
+        found = read_wandb(folder)
+    return found
+
+
+def read_wandb(folder)->list[dict]:
     from wandb.proto import wandb_internal_pb2
     found = []
     newest = max(folder.rglob("*.wandb"), key=lambda file: file.stat().st_mtime_ns)
@@ -74,7 +84,7 @@ def test_trackers_have_the_lines_of_metrics_and_no_file_has_a_secret(tmp_path, m
     monkeypatch.setenv("WANDB_SILENT", "true")
     run = train(small(tmp_path/"runs", report_to=("wandb", "tensorboard"), eval_steps=2, eval_samples=4,
                       max_steps=4, save_steps=4, max_new_tokens=4))
-    events, history = events_of_tensorboard(run.path/"tensorboard"), lines_of_wandb(run.path/"wandb")
+    events, history = events_of_tensorboard(run.path/"tensorboard"), lines_of_wandb(run.path/"wandb", "eval/loss", 2)
     for name, scalar in dict(loss="train/loss", eval_loss="eval/loss", learning_rate="train/learning_rate").items():
         ours = [(m["step"], pytest.approx(m[name], rel=1e-6)) for m in run.metrics() if name in m]
         assert [(e.step, e.value) for e in events.Scalars(scalar)] == ours
@@ -82,7 +92,7 @@ def test_trackers_have_the_lines_of_metrics_and_no_file_has_a_secret(tmp_path, m
     assert wandb.run is None and "WANDB_RUN_ID" not in os.environ and "TENSORBOARD_LOGGING_DIR" not in os.environ
     assert_no_secret(tmp_path/"runs")
     e = evaluate(run, eval_samples=4, progress=False)
-    events, told = events_of_tensorboard(run.path/"tensorboard"), lines_of_wandb(run.path/"wandb")[-1]
+    events, told = events_of_tensorboard(run.path/"tensorboard"), lines_of_wandb(run.path/"wandb", "eval/accuracy", 1)[-1]
     assert [(s.step, s.value) for s in events.Scalars("eval/accuracy")] == [(run.step, pytest.approx(e.tuned.accuracy))]
     assert (told["train/global_step"], told["eval/accuracy"]) == (run.step, e.tuned.accuracy)
     table, = (run.path/"wandb").rglob("*.table.json")
