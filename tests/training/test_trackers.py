@@ -92,7 +92,8 @@ def test_trackers_have_the_lines_of_metrics_and_no_file_has_a_secret(tmp_path, m
     assert wandb.run is None and "WANDB_RUN_ID" not in os.environ and "TENSORBOARD_LOGGING_DIR" not in os.environ
     assert_no_secret(tmp_path/"runs")
     e = evaluate(run, eval_samples=4, progress=False)
-    events, told = events_of_tensorboard(run.path/"tensorboard"), lines_of_wandb(run.path/"wandb", "eval/accuracy", 1)[-1]
+    events = events_of_tensorboard(run.path/"tensorboard")
+    told = lines_of_wandb(run.path/"wandb", "eval/accuracy", 1)[-1]
     assert [(s.step, s.value) for s in events.Scalars("eval/accuracy")] == [(run.step, pytest.approx(e.tuned.accuracy))]
     assert (told["train/global_step"], told["eval/accuracy"]) == (run.step, e.tuned.accuracy)
     table, = (run.path/"wandb").rglob("*.table.json")
