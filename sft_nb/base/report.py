@@ -206,8 +206,9 @@ class SftError(Exception):
         return f"{self.where}: {self.found}" + (f"; {self.expected}" if self.expected else "")
 
     def __str__(self):
-        fix = str(self.fix)
-        if not fix.endswith("..."): fix = fix and fix.rstrip(".") + "."
+        fix, last = str(self.fix), (self.fix.otherwise or (self.fix,))[-1].command
+        is_changed = ">" in last or last.endswith("'")   # by a full stop, which would be part of a name or of a program
+        if not fix.endswith("...") and not is_changed: fix = fix and fix.rstrip(".") + "."
         return escape_controls(self.reason.rstrip(".") + "." + (f" Fix: {fix}" if fix else ""))
 
     @classmethod
