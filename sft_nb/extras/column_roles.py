@@ -195,7 +195,7 @@ def is_metadata(name:str)->bool:
 
 # %% ../../nbs/16_extras/25_column_roles.ipynb #5b6fbcb5
 _GOOD_IF_TRUE = frozenset("""
-    accepted approved correct good keep pass passed resolved solved success successful useful valid verified
+    accepted approved correct good keep ok pass passed resolved solved success successful useful valid verified
     """.split())
 _BAD_IF_TRUE = frozenset("""
     bad corrupt corrupted deleted discard discarded disliked flagged garbage hallucinated harmful incorrect invalid
@@ -208,13 +208,15 @@ _VERDICTS = frozenset("""
 _REJECTING = _BAD_IF_TRUE | frozenset("archived declined dislike downvoted fail failed reject thumbs_down".split())
 _CUT_OFF = frozenset("content_filter error length max_tokens recitation safety".split())   # why a model stopped
 
+_NO, _YES = frozenset("false no nein non".split()), frozenset("true yes 1 ja oui si".split())
+
 @lru_cache(4096)
 def _rejecting_values(name:str)->frozenset[str]:
     "The values by which a column of this name calls a row or message bad; empty for columns that judge nothing"
-    words = [w for w in column_words(name) if w not in ("is", "was")]
+    words = [w for w in column_words(name) if w not in ("is", "was", "answer", "response", "row", "example")]
     key = words[0] if len(words) == 1 else ""
-    if key in _GOOD_IF_TRUE: return frozenset(["false", "no"] + ["0"] * (words != column_words(name)))
-    if key in _BAD_IF_TRUE: return frozenset(["true", "yes", "1"])
+    if key in _GOOD_IF_TRUE: return frozenset([*_NO, *["0"] * (words != column_words(name))])
+    if key in _BAD_IF_TRUE: return _YES
     if words in (["finish", "reason"], ["stop", "reason"]): return _CUT_OFF
     if words == ["review", "result"]: return _REJECTING | {"false"}   # of OpenAssistant
     return _REJECTING if not _VERDICTS.isdisjoint(words) else frozenset()

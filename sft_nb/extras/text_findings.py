@@ -179,7 +179,8 @@ def find_in_texts(
         if k < max(_SHARE * single, 3) or not mostly_unique(single, once, k) or is_filler(answer): continue
         flaws.append(f"{k:,} are {shorten(answer, 60)!r}")
     if flaws:
-        text = f"of {pluralise(n, 'answer')} looked at, {'; '.join(flaws)}; all of them are learned as they are"
+        use = "are learned as they are" if name == "train" else "count as right answers"
+        text = f"of {pluralise(n, 'answer')} looked at, {'; '.join(flaws)}; all of them {use}"
         out.append(warn(text, "clean these answers, or leave their rows out", check=f"{name}_texts"))
     return out
 

@@ -163,6 +163,8 @@ def test_other_names_of_a_split(row, said):
     (dict(prompt="a?", completion="right", stop_reason="max_tokens"), "stop_reason: max_tokens"),
     (dict(messages=[ASKED, GOOD], toxic=True), "toxic: True"),
     (dict(question="a?", answer="right", review_result=False), "review_result: False"),
+    ({"question": "a?", "answer": "right", "ok?": "nein"}, "ok?: nein"),
+    (dict(messages=[ASKED, GOOD], bad_answer=True), "bad_answer: True"),
     (dict(prompt="a?", completion="right", answer="reject", _input_hash=1, _task_hash=2), "answer: reject")])
 def test_rows_that_their_columns_call_bad_are_a_warning(row, said):
     other = dict(question="b?", answer="right", is_correct=True, status="approved", sentiment="bad", correct=0,
