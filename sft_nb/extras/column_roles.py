@@ -229,7 +229,7 @@ def find_rejections(
 )->list[str]:          # is_correct: False, messages.feedback: thumbs_down
     "Verdicts in unread columns against the row, or against one of its messages"
     found = []
-    if _TASK_OF_PRODIGY <= row.keys() and "answer" in names and row["answer"] in ("reject", "ignore"):
+    if _TASK_OF_PRODIGY <= row.keys() and "answer" in names and str(row["answer"]) in ("reject", "ignore"):
         found.append(f"answer: {row['answer']}")
     def look(name, value):
         if isinstance(value, dict):

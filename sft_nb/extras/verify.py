@@ -542,7 +542,9 @@ def _compare_with_model(ev:Evidence, name:str, model, numbers:list[int])->tuple[
     found = hash_answers(replace(e, base=None, stored=None, baselines=None, tuned=anew)).tuned.answers
     nats = _TIES * FORMAT_NATS.get(bench.hardware.dtype_name, .1)
     other = _compare_answers(written, found)
-    lasting = [k for k in other if not _has_tie(model, bench.tokenizer, q.chats[k], max(1, written[k].n_tokens), nats)]
+    rescored = [k for k in other if written[k].text == found[k].text]   # no tie gives one text two scores
+    lasting = rescored or [
+        k for k in other if not _has_tie(model, bench.tokenizer, q.chats[k], max(1, written[k].n_tokens), nats)]
     text = f"{len(written) - len(other)} of {len(written)} answers are equal"
     if other and not lasting: text += ", and the others nearly tie"
     if losses is not None:
@@ -555,7 +557,8 @@ def _compare_with_model(ev:Evidence, name:str, model, numbers:list[int])->tuple[
     if not lasting: return "re-derived", text
     if ev.other_versions: return "not reproduced", f"{text}, with {ev.other_versions}"
     if ev.card.result == "merged": return "not reproduced", f"{text}; the merged weights are rounded"
-    return "contradicted", f"{text}; {written[lasting[0]].where} is not what it answers"
+    what = "has another score for the same text" if rescored else "is not what it answers"
+    return "contradicted", f"{text}; {written[lasting[0]].where} {what}"
 
 def _load_tuned(ev:Evidence):
     "The trained model; a whole one needs no base"

@@ -334,17 +334,24 @@ def like_flags(
 
 _HELD_OUT = re.compile("(test|testing|val|valid|validation|dev|development|eval|evaluation|hold_?out|held_?out)(_set)?")
 
+@lru_cache(4096)
+def _names_split(column:str)->str:
+    "name for a column whose value is the name of a split, flag for is_test and its like, and empty for others"
+    words = column_words(column)
+    if words[-1:] in (["split"], ["partition"], ["set"]): return "name"
+    return "flag" if words[:1] == ["is"] and _HELD_OUT.fullmatch("_".join(words[1:])) else ""
+
 def names_held_out_split(
     row:dict,
     names:list[str],   # of columns that nothing reads
 )->str:   # `split: test`; empty for rows of the training set
     "The column among these that names a split which is held out, with its value"
     for name in names:
-        value, words = dict.get(row, name), column_words(name)
-        if words[:1] == ["is"] and _HELD_OUT.fullmatch("_".join(words[1:])) and value in (True, "true", "True"):
+        if not (kind := _names_split(name)): continue
+        value = dict.get(row, name)
+        text = str(value).lower() if isinstance(value, (str, bool, int)) and len(str(value)) < 40 else ""
+        if text == "true" if kind == "flag" else _HELD_OUT.fullmatch("_".join(column_words(text))):
             return f"{name}: {value}"
-        if not isinstance(value, str) or words[-1:] not in (["split"], ["partition"], ["set"]): continue
-        if _HELD_OUT.fullmatch("_".join(column_words(value))): return f"{name}: {value}"
     return ""
 
 # %% ../../nbs/02_rows/04_columns.ipynb #srccol02

@@ -315,11 +315,11 @@ def _open_bytes(path:Path): return gzip.open(path, "rb") if path.suffix.lower() 
 
 def _utf8_command(path:Path, encoding:str)->Fix:
     "The command that converts a file to UTF-8 in its place; the original gets a name that is not read in a folder"
-    file, packed = shell_quote(path), path.suffix == ".gz"
+    file, packed = shell_quote(path), path.suffix.lower() == ".gz"
     original = shell_quote(path.with_name(f"{path.name}.{encoding}"))
     convert = f"iconv -f {encoding} -t utf-8"
-    if packed: return command(f"mv {file} {original} && zcat < {original} | {convert} | gzip > {file}")
-    return command(f"mv {file} {original} && {convert} {original} > {file}")
+    if packed: return command(f"mv -n {file} {original} && zcat < {original} | {convert} | gzip > {file}")
+    return command(f"mv -n {file} {original} && {convert} {original} > {file}")
 
 def unreadable_error(path:Path, e:Exception)->SftError:
     "The error for a file that raised `e`"

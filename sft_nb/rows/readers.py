@@ -224,7 +224,16 @@ def read_alpaca(
     return messages + question_and_answer(question, row["output"])
 
 # %% ../../nbs/02_rows/03_readers.ipynb #08afd384
-_MESSAGES_AS_JSON = re.compile(r'\s*(\[\s*)?\{\s*"(role|from)"\s*:\s*"')
+def _parse_messages(text:str, role:str)->str|dict|list:
+    "The messages that a text holds as JSON, as tables and logs have them; the text itself if it holds something else"
+    if not text.lstrip().startswith(("{", "[")) or '"role"' not in text: return text
+    try: found = json.loads(text)
+    except (ValueError, RecursionError): return text
+    def is_message(m):   # an answer with a user's message is one that writes conversations
+        if not isinstance(m, dict) or {"content", "tool_calls"}.isdisjoint(m): return False
+        return role_of(m) not in ((None,) if role == "user" else (None, "user", "system"))
+    parts = found if isinstance(found, list) else [found]
+    return found if parts and all(map(is_message, parts)) else text
 
 def as_messages(
     x,          # a text, a number, a message, or several
@@ -232,9 +241,7 @@ def as_messages(
     name:str,   # of the field, for errors
 )->list[dict]:
     "`x` as messages: a list is normalised, also as JSON; another string or a number becomes one message with `role`"
-    if isinstance(x, str) and _MESSAGES_AS_JSON.match(x):   # as tables and logs hold them
-        try: x = json.loads(x)
-        except ValueError: pass   # a text that only begins like that
+    if isinstance(x, str): x = _parse_messages(x, role)
     if isinstance(x, (str, Number)) or is_missing(x): return [dict(role=role, content=content_text(x, name))]
     if isinstance(x, list) and x and all(isinstance(p, dict) and p.get("type") in TEXT_TYPES for p in x):
         if not any(first_present(p, ROLE_KEYS) for p in x):   # blocks

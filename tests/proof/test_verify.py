@@ -348,6 +348,15 @@ def test_a_check_that_a_disk_stops_is_no_verdict(run):
     assert levels(run, sample=0)["files"] == "stated"
 
 
+def test_one_answer_that_is_counted_as_right_is_noticed_without_the_texts(run, tmp_path, monkeypatch):
+    "A near tie may explain another text, and never another score of the same text"
+    monkeypatch.setattr(checking, "_has_tie", lambda *a: True)
+    def count_one(answers): next(a for a in answers if not a["correct"])["correct"] = True
+    everywhere(run, count_one)
+    why = contradicted(alone(run, tmp_path), 20)["answers of the model"]
+    assert why.startswith("19 of 20 answers are equal; ") and why.endswith("has another score for the same text")
+
+
 def test_a_renamed_run_and_an_older_card(run):
     run = run.rename(run.with_name("renamed"))
     said = card_of(run)

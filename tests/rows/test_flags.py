@@ -139,7 +139,8 @@ def test_rows_of_another_split_in_a_training_file_are_a_warning():
     found = warned(read(*rows))["train_split"]
     assert "split: test in 2 rows, split: Validation in 1 row" in found.says
     assert "train_split" not in warned(read(rows[0]))
-    for other in (dict(split=3), dict(set="small"), dict(topic="test"), dict(is_test=False)):
+    for other in (dict(split=3), dict(split=["test"]), dict(is_test=[1, 2]), dict(is_test=False), dict(set="small"),
+                  dict(topic="test")):
         assert "train_split" not in warned(read(rows[0] | other))
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from sft_nb.config.load import load_config
 from sft_nb.base.report import SftError
+from sft_nb.rows.readers import as_messages
 from sft_nb.tokens.prepare import prepare
 
 Q, A = "What is {k} plus two?", "It is two more than {k}."
@@ -96,6 +97,11 @@ READ = dict(   # name -> row, learned of the first row
     messages_as_json=(dict(prompt=json.dumps([USER]), completion=json.dumps(ANSWER)), [FIRST]),
     chinese_roles=(dict(messages=[dict(role="系统", content="s"), dict(role="用户", content=Q),
                                   dict(role="助手", content=A)]), [FIRST]),
+    messages_as_sorted_json=(dict(prompt=json.dumps([USER], sort_keys=True), completion=A), [FIRST]),
+    json_with_a_role=(dict(prompt=Q, completion=json.dumps(dict(role="admin", content="x"))),
+                      ['{"role": "admin", "content": "x"}']),
+    json_of_a_talk=(dict(prompt=Q, completion=json.dumps([USER | dict(content="a"), ANSWER | dict(content="b")])),
+                    [json.dumps([dict(role="user", content="a"), dict(role="assistant", content="b")])]),
     agent_instruct=(dict(conversations=[HUMAN | dict(loss=None), GPT | dict(value="OK", loss=False), HUMAN,
                                         GPT | dict(loss=True)]), [FIRST]))
 
@@ -193,6 +199,11 @@ def test_what_is_proposed_teaches_the_answer(name):
     assert e.value.fix.settings == dict(fields=tuple(re.split(r" (?=\w+=)", fields)))
     data = read(row, **e.value.fix.settings)
     assert learned(data)[0] == answer and part in prompt(data)
+
+
+def test_what_only_begins_like_messages_is_a_text():
+    for text in ('[{"role": ' + "[" * 50_000, '{"role": "user", "content": ', '[]', '["role"]'):
+        assert as_messages(text, "user", "prompt") == [dict(role="user", content=text)]
 
 
 TRANSLATION = dict(de="Hallo {k}", en="Hello {k}")

@@ -101,6 +101,7 @@ def refused(*a, **k): raise PermissionError(13, "Permission denied")
     ("u.jsonl", '{"question": "1?", "answer": "2"}'.encode("utf-16"), "it is UTF-16 text.*iconv -f utf-16 -t utf-8"),
     ("u.csv", "question,answer\n1,2".encode("utf-16le"), "it is UTF-16LE text"),
     ("u.jsonl.gz", gzip.compress("[]".encode("utf-16"), mtime=0), "it is UTF-16 text.*zcat < .* > .*u.jsonl.gz"),
+    ("u.jsonl.GZ", gzip.compress("[]".encode("utf-16"), mtime=0), "mv -n .*zcat < .* > .*u.jsonl.GZ"),
     ("a.jsonl.zst", b"(\xb5/\xfd", "zst files are not supported.*zstd -d"),
     ("a.zip", b"PK", "zip files are not supported.*unzip"),
     ("a.xls", b"PK", "xls is not a supported file type"),
