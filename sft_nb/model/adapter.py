@@ -513,7 +513,8 @@ def check_trained(
             broken += broken_weights(tensors)
             ranks += [len(weight) for name, weight in tensors.items() if ".lora_A" in name]
         except (SafetensorError, OSError) as e:
-            raise SftError(str(file), f"it cannot be read ({error_summary(e)})", "", "name another checkpoint") from e
+            why = getattr(e, "strerror", None) or error_summary(e)
+            raise SftError(str(file), f"it cannot be read ({why})", "", "name another checkpoint") from e
     if broken:
         found = f"it holds NaN or infinity in {pluralise(len(broken), 'tensor')}, the first is {broken[0]}"
         raise SftError(str(path), found, "",
