@@ -284,7 +284,8 @@ def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
     if name == "train" and (split := s.seen.other_split):
         each = ", ".join(f"{value} in {pluralise(n, 'row')}" for value, n in split.items())
         text = f"rows that a column calls held out are trained on: {each}"
-        fix = "leave these rows out of {train_file}, and name them in {eval_file}"
+        fix = ("write these rows into held_out.jsonl and the others into train.jsonl, then {train_file} train.jsonl "
+               "{eval_file} held_out.jsonl")
         out.append(warn(text, fix, check="train_split"))
     if rejected := s.seen.rejected:
         each = ", ".join(f"{said} in {pluralise(n, 'row')}" for said, n in rejected.items())
