@@ -415,6 +415,30 @@ def test_ctrl_c_is_written_down(tmp_path):
     assert (tmp_path/f"x/checkpoints/checkpoint-{status['step']}").exists()
 
 
+CTRL_C_IN_AN_IMPORT = """
+import os, signal, sys, time
+from pathlib import Path
+from sft_nb.cli import console
+sys.path.insert(0, sys.argv.pop(1))
+def surprise(args):
+    try: import interrupted
+    except BaseException as e: raise ImportError("as numpy and torch say it") from e
+    time.sleep(9)
+console.COMMANDS["config"] = surprise
+sys.exit(console.main())
+"""
+
+
+@pytest.mark.parametrize("times", (1, 2))
+def test_ctrl_c_waits_for_an_import_and_a_second_one_does_not(times, tmp_path):
+    kill = "os.kill(os.getpid(), signal.SIGINT)\n"
+    (tmp_path/"interrupted.py").write_text(f"import os, signal\n{kill * times}print('imported', flush=True)\n")
+    command = [sys.executable, "-c", CTRL_C_IN_AN_IMPORT, str(tmp_path), "config"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    told = ("imported", "sft_nb: stopped") if times == 1 else ("", "")
+    assert (done.returncode, done.stdout.strip(), done.stderr.strip()) == (130, *told)
+
+
 def test_ctrl_c_in_the_evaluation_says_that_the_training_is_finished(trained, capsys):
     for by, code in (("", 130), ("SIGTERM", 143)):
         e = KeyboardInterrupt()

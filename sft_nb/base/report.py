@@ -6,10 +6,12 @@
 __all__ = ['FIX_LANGUAGES', 'STATUSES', 'fix_language', 'shell_quote', 'spell_settings', 'Fix', 'edit', 'command', 'as_fix',
            'pluralise', 'with_article', 'error_summary', 'is_out_of_threads', 'why_unreadable', 'SftError',
            'ConfigError', 'MissingFileError', 'MissingPathError', 'MissingRunError', 'is_denied', 'denied_error',
-           'threads_error', 'Finding', 'ok', 'skipped', 'warn', 'fail', 'named_figures', 'Report', 'read_figures']
+           'full_disk_error', 'threads_error', 'Finding', 'ok', 'skipped', 'warn', 'fail', 'named_figures', 'Report',
+           'read_figures']
 
 # %% ../../nbs/00_base/07_report.ipynb #caa7fd3a
 import json, os, pwd, re, shlex, stat
+from errno import EDQUOT, ENOSPC
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
@@ -22,7 +24,7 @@ from .escape import shorten_words, escape_controls
 from .display import calling_line, card_html, card_text, page_url, SIDES, snake_case, STATUS_MARKS
 from .view import by_weight, View, view_text, Viewable
 from .credentials import redact_json
-from .files import read_json, read_json_object, write_atomically
+from .files import missing_to_write, read_json, read_json_object, write_atomically
 
 # %% ../../nbs/00_base/07_report.ipynb #f1x00002
 FIX_LANGUAGES = ("python", "shell", "file", "yaml", "json")
@@ -271,6 +273,17 @@ def denied_error(
         return SftError(where, text, "", command(f"chmod -R u+rwX {shell_quote(path)}"))
     if verb != "change": fix = fix | f"{owner} can allow it with chmod -R a+rX {shell_quote(path)}"
     return SftError(where, f"{it} belongs to {owner}, and {name_of(me)} may not {verb} it", "", fix)
+
+def full_disk_error(
+    where:str,                # `run 'demo-1'`
+    error:BaseException,
+    place:Path|str|None,      # a file or folder that was written to, if it is known
+    fix:Fix|str="make room, and run it again",
+)->SftError|None:             # None: an error of another kind
+    "The error for a full disk that names no cause itself"
+    if getattr(error, "errno", None) not in (ENOSPC, EDQUOT): return None
+    expected = missing_to_write(Path(place), error) if place else "a disk with room for it"
+    return SftError(where, f"a file could not be written ({error.strerror})", expected, fix)
 
 def threads_error(where:str)->SftError:
     "The error for `is_out_of_threads`"

@@ -140,6 +140,13 @@ def denied_error(where: str, path: Path, verb: str='read', otherwise: Fix | str=
         verb: read, change or open
         otherwise: what this user can do without its owner"""
 
+def full_disk_error(where: str, error: BaseException, place: Path | str | None, fix: Fix | str='make room, and run it again') -> SftError | None:
+    """The error for a full disk that names no cause itself
+    
+    Args:
+        where: `run 'demo-1'`
+        place: a file or folder that was written to, if it is known"""
+
 def threads_error(where: str) -> SftError:
     """The error for `is_out_of_threads`"""
 

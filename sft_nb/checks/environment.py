@@ -7,7 +7,7 @@ __all__ = ['check_versions', 'check_device', 'nvidia_cards', 'check_gpu', 'neare
            'check_tracking', 'check_hub', 'check_memory', 'check_extent', 'last_answer_lengths', 'check_usual']
 
 # %% ../../nbs/09_checks/01_environment.ipynb #f969be02
-import os, resource, shutil, tempfile
+import math, os, resource, shutil, tempfile
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
 from pathlib import Path
@@ -109,17 +109,26 @@ def check_writable(*, runs_dir:str)->Finding|None:
 def _to_mib(n:int)->str: return f"{n / 2**20:,.0f} MiB"
 
 @check("environment")
-def check_disk(checkpoint_bytes:int, *, runs_dir:str, save_total_limit:int)->Finding:
+def check_disk(
+    checkpoint_bytes:int, extent:Extent,
+    *, runs_dir:str, save_total_limit:int, save_steps:int|float|str,   # settings
+)->Finding:
     "there is room for the checkpoints"
     largest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if largest != resource.RLIM_INFINITY and largest < checkpoint_bytes:
         return warn(f"no file may be larger than {_to_mib(largest)} here (ulimit -f), and a checkpoint has "
                     f"{_to_mib(checkpoint_bytes)}", command("ulimit -f unlimited"))
     free = shutil.disk_usage(nearest_folder(runs_dir)).free
-    n = save_total_limit + 2   # plus one being written, and the result
+    if save_steps == "epoch": written = math.ceil(extent.passes)
+    else:
+        every = save_steps if save_steps >= 1 else max(1, math.ceil(save_steps * extent.steps))
+        written = math.ceil(extent.steps / every)   # the last step writes one too
+    def most_at_once(limit:int)->int: return min(written, limit + 1) + 1   # plus one being written, and the result
+    n = most_at_once(save_total_limit)
     needed = n * checkpoint_bytes
     text = f"{n} checkpoints of {_to_mib(checkpoint_bytes)} take {_to_mib(needed)}, and {_to_mib(free)} are free"
-    fix = edit(save_total_limit=1) | "{runs_dir} on a larger disk"
+    fix = as_fix("{runs_dir} on a larger disk")
+    if most_at_once(1) < n and most_at_once(1) * checkpoint_bytes <= free: fix = edit(save_total_limit=1) | fix
     if needed > free: return fail(text, fix)
     if 2 * needed > free: return warn(f"{text}: less than twice that", fix)
     return ok(text)

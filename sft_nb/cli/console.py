@@ -6,8 +6,8 @@
 __all__ = ['completion_command', 'COMMANDS', 'main', 'choose_card']
 
 # %% ../../nbs/15_cli/03_console.ipynb #cn0imp01
-import difflib, os, re, sys, textwrap, traceback
-from errno import EDQUOT, ENOSPC, EROFS
+import difflib, os, re, signal, sys, textwrap, threading, traceback
+from errno import EROFS
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
@@ -16,8 +16,9 @@ from ..base.installation import own_this_process
 from ..base.display import wrap_report
 from ..base.escape import shorten_words, escape_controls
 from ..base.credentials import load_env_files, RedactingStream
+from ..base.report import threads_error
 from ..base.report import (
-    command, ConfigError, denied_error, edit, is_out_of_threads, shell_quote, SftError, threads_error, fix_language)
+    ConfigError, command, denied_error, edit, fix_language, full_disk_error, is_out_of_threads, SftError, shell_quote)
 from ..runs.process import keep_output
 from .options import join_options, split_options, terminal_width
 from .commands import (
@@ -77,7 +78,16 @@ def _find_command(
                       command(" ".join(["sft_nb", near[0], *map(shell_quote, rest)])))
 
 # %% ../../nbs/15_cli/03_console.ipynb #cn0unf01
-def _report_unforeseen(e:Exception)->int:
+def _system_error(name:str, e:BaseException)->SftError|None:
+    "The error for what the system refused to a command: a thread, a permission, or room on a disk"
+    file = getattr(e, "filename", None)
+    if is_out_of_threads(e): return threads_error(name)
+    if isinstance(e, PermissionError) and file: return denied_error(str(file), Path(file), "open")
+    if getattr(e, "errno", None) == EROFS and file:
+        return denied_error(name, Path(file), "change", "a folder on another disk")
+    return full_disk_error(name, e, file)
+
+def _report_unforeseen(e:Exception)->None:
     "Print what went wrong and where, with the whole traceback if SFT_NB_TRACEBACK is set"
     if os.environ.get("SFT_NB_TRACEBACK"): traceback.print_exc()
     last = traceback.extract_tb(e.__traceback__)[-1]
@@ -85,7 +95,6 @@ def _report_unforeseen(e:Exception)->int:
     print(f"sft_nb: {found} ({last.filename} line {last.lineno}). This is unexpected. "
           "Fix: set SFT_NB_TRACEBACK=1 and run it again to see the full traceback, and report it.",
           *getattr(e, "__notes__", ()), sep="\n", file=sys.stderr)
-    return 1
 
 # %% ../../nbs/15_cli/03_console.ipynb #ad3859e1
 _EXIT_CODES = {"SIGTERM": 143, "SIGHUP": 129}
@@ -100,12 +109,26 @@ def _print_error(text:str)->None:
     "Print an error; its lines are wrapped for a terminal"
     print(wrap_report(text, terminal_width()) if sys.stderr.isatty() else text, file=sys.stderr)
 
+def _stop_after_import(number:int, frame)->None:
+    "Ctrl-C as KeyboardInterrupt, but not within an import, where a library makes another error of it; twice: at once"
+    while frame is not None and "importlib" not in frame.f_code.co_filename: frame = frame.f_back
+    if frame is None: raise KeyboardInterrupt
+    if number == signal.SIGINT and signal.getitimer(signal.ITIMER_REAL)[0]: os._exit(130)
+    signal.signal(signal.SIGALRM, _stop_after_import)
+    signal.setitimer(signal.ITIMER_REAL, .05)   # seconds until it looks again
+
+def _replace_handler(before, after)->None:
+    "Another handler of Ctrl-C, if it has the one before: not under nohup, or in a thread"
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGINT) is before: signal.signal(signal.SIGINT, after)
+
 def main(
     args:list[str]|None=None,  # None: the command line
 )->int:                        # exit code: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C, 143 by SIGTERM
     "The console script"
     if args is None:
         own_this_process()
+        _replace_handler(signal.default_int_handler, _stop_after_import)
         args = sys.argv[1:]
     with keep_output(errors=BrokenPipeError), fix_language("shell"), \
             redirect_stdout(_safe_stream(sys.stdout)), redirect_stderr(_safe_stream(sys.stderr)):
@@ -124,28 +147,17 @@ def main(
             _print_error("\n".join([shorten_words(f"sft_nb: {e}"), *getattr(e, "__notes__", ())]))
             return e.exit_code
         except KeyboardInterrupt as e:
+            _replace_handler(_stop_after_import, signal.SIG_DFL)   # a second one ends it at once
             more = ["if a run had begun, its status.json says how to continue"] if args[0] == "train" else []
             _print_error("; ".join(["sft_nb: stopped", *getattr(e, "__notes__", more)]))
             return _EXIT_CODES.get(getattr(e, "by", ""), 130)
-        except PermissionError as e:
-            if not e.filename: return _report_unforeseen(e)
-            _print_error(f"sft_nb: {denied_error(str(e.filename), Path(e.filename), 'open')}")
-            return 1
         except BaseException as e:   # as Rust's PanicException
-            if is_out_of_threads(e):
-                _print_error(f"sft_nb: {threads_error(args[0])}")
-                return 1
-            number = getattr(e, "errno", None)
-            if number == EROFS and e.filename:
-                _print_error(f"sft_nb: {denied_error(args[0], Path(e.filename), 'change', 'a folder on another disk')}")
-                return 1
-            if number in (ENOSPC, EDQUOT):
-                full = SftError(args[0], e.strerror, "a disk with room", "make room, and run it again")
-                _print_error(f"sft_nb: {full}")
-                return 1
-            if not isinstance(e, Exception): raise
-            return _report_unforeseen(e)
+            if error := _system_error(args[0] if args else "help", e): _print_error(f"sft_nb: {error}")
+            elif not isinstance(e, Exception): raise
+            else: _report_unforeseen(e)
+            return 1
         finally:
+            _replace_handler(_stop_after_import, signal.SIG_DFL)
             with suppress(OSError): sys.stdout.flush()
 
 def _safe_stream(stream)->RedactingStream:

@@ -26,7 +26,7 @@ from ..config.settings import SETTINGS, settings_with
 from ..runs.checkpoint import MANIFEST
 from ..runs.directory import check_permissions, open_run, Run, SYSTEM_PROMPT_FILE
 from ..runs.metrics import curves_html
-from ..runs.provenance import base_folder
+from ..runs.provenance import base_folder, changes
 from ..evaluation.evaluate import Evaluation
 from ..evaluation.generations import Answer, Scores
 from ..evaluation.verdict import decide, SEEN
@@ -125,7 +125,7 @@ class Card(Viewable):
     versions:dict=field(default_factory=dict)    # python, platform, device, git, packages
     files:dict=field(default_factory=dict)       # file of the folder -> bytes and SHA-256
     adapter:dict=field(default_factory=dict)     # adapter_config.json without the place of the base
-    training:dict=field(default_factory=dict)    # losses, norms and learning rates by step; seconds, tokens, memory
+    training:dict=field(default_factory=dict)    # losses, norms, learning rates by step; settings changed since; time
     scores:dict=field(default_factory=dict)      # an evaluation with hashes for texts; empty: not evaluated
     not_scored:str=""                            # why there are no scores
     warned:list=field(default_factory=list)      # findings: check, status, says
@@ -326,7 +326,8 @@ def make_card(
         template=dict(sha256=template, arguments=cfg.chat_template_kwargs, system_prompt=run.system_prompt),
         files={name: noted for name, noted in files.items() if name not in (ADAPTER_CONFIG, README)},
         adapter={name: v for name, v in adapter.items() if v is not None and name != "base_model_name_or_path"},
-        training=training_in_card(run), warned=_find_warnings(run), overridden=str(checked.get("forced", "")))
+        training=training_in_card(run) | dict(changed=[*changes(run).taken]), warned=_find_warnings(run),
+        overridden=str(checked.get("forced", "")))
     text = last_names({name: v for name, v in made.items() if name != "config"}, known) | dict(config=made["config"])
     return Card(run.name, str(here.get("id", "")), run.state, run.status.step, checkpoint, result, **as_json(text),
                 scores=scores, not_scored=why, commands=_serving_commands(run.name, base["name"], result))

@@ -20,7 +20,7 @@ from ..base.report import (
     command, ConfigError, edit, error_summary, pluralise, read_figures, shell_quote, SftError, why_unreadable)
 from ..base.view import as_json, View, Viewable
 from ..config.bases import SHIPPED
-from ..config.load import Config, load_config, require_trust, split_task_name
+from ..config.load import Config, load_config, require_trust, save_config, split_task_name
 from ..model.generation import continue_tokens, Generation
 from ..model.hardware import free_memory
 from ..model.load import load_base
@@ -28,7 +28,7 @@ from ..planning.bits import in_16_bits
 from ..proof.folder import answer_greedily, FORMAT_NATS
 from ..runs.checkpoint import checkpoint_folders, step_of, weights_digest
 from ..runs.directory import check_links, Run
-from ..runs.status import ACTIVE, installed
+from ..runs.status import ACTIVE, installed, write_json
 from ..runs.names import named_run
 from ..runs.provenance import base_folder, changes, weights_of
 from ..tokens.conversations import conversation
@@ -46,7 +46,12 @@ from .card import (
 from .datasets import is_hub_dataset
 
 # %% ../../nbs/16_extras/42_verify.ipynb #vf0lev01
-LEVELS = ("contradicted", "not reproduced", "stated", "consistent", "re-derived")
+LEVELS = {   # worst first
+    "contradicted": "does not follow, or is something else here",
+    "not reproduced": "is something else here, and so are versions or device",
+    "stated": "only written; nothing here can check it",
+    "consistent": "agrees with other files or figures",
+    "re-derived": "computed here once more"}
 
 @dataclass(frozen=True)
 class Claim:
@@ -77,15 +82,27 @@ class Verification(Viewable):
         counts = [f"{n} {level}" for level in reversed(LEVELS) if (n := len(self.of_level(level)))]
         status, text = {0: ("ok", "nothing contradicts it"), 1: ("fail", "it is contradicted"),
                         3: ("warn", "nothing contradicts it, but not all was reproduced")}[self.exit_code]
-        order = sorted(self.claims, key=lambda c: min(LEVELS.index(c.level), 2))   # what is wrong comes first
+        order = sorted(self.claims, key=lambda c: min([*LEVELS].index(c.level), 2))   # what is wrong comes first
         lines = [dict(claim=c.name, level=c.level, card=shorten(c.value, 60, end=16), why=c.why[:300]) for c in order]
+        known = [f"{level}: {means}" for level, means in reversed(LEVELS.items()) if self.of_level(level)]
         return View(f"card of {self.card}", f"{text}: {', '.join(counts)}", status=status,
-                    parts=[Table(lines, left=["claim", "level", "card", "why"], widest=300)],
+                    parts=[Table(lines, left=["claim", "level", "card", "why"], widest=300), *known],
                     data=dict(exit_code=self.exit_code, card=self.card, folder=self.folder, claims=self.claims))
 
 def reason_of(error:Exception)->str:
     "The reason why something could not be computed here"
     return getattr(error, "found", "") or error_summary(error)
+
+def _first_other(was, now, name:str="")->str:
+    "The first place where two values of JSON differ but for rounding, with the second's value; empty: nowhere"
+    if isinstance(was, dict) and isinstance(now, dict): pairs = [(key, was.get(key), v) for key, v in now.items()]
+    elif isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
+        pairs = [(k + 1, *both) for k, both in enumerate(zip(was, now))]
+    else:
+        is_number = isinstance(now, float) and type(was) in (int, float)
+        if was == now or is_number and math.isclose(was, now, rel_tol=1e-9, abs_tol=1e-12): return ""
+        return f"{name} {f'{now:.6g}' if isinstance(now, float) else shorten(str(now), 60)}".strip()
+    return next(filter(None, (_first_other(a, b, f"{name} {key}".strip()) for key, a, b in pairs)), "")
 
 # %% ../../nbs/16_extras/42_verify.ipynb #vf0evi01
 _MOST_ROWS = 10**6   # that a task makes for a card of a stranger
@@ -204,8 +221,8 @@ def _about_file(ev:Evidence, name:str, noted:dict)->tuple[str,str]:
     try: file = ev.inside(name)
     except SftError as e: return "contradicted", e.found
     if not file.is_file(): return "stated", "the file is not here"
-    if _sha256_of(file) == noted["sha256"]: return "consistent", ""
-    return "contradicted", "the file here has another SHA-256"
+    if (found := _sha256_of(file)) == noted["sha256"]: return "consistent", ""
+    return "contradicted", f"the file here has SHA-256 {found[:16]}"
 
 def check_files(ev:Evidence)->list[Claim]:
     "Are the files those that the card lists?"
@@ -232,9 +249,10 @@ def check_files(ev:Evidence)->list[Claim]:
     kept = dict(r="lora_r", lora_alpha="lora_alpha", use_dora="use_dora", use_rslora="use_rslora")
     differ = [name for name, setting in kept.items() if card.config.get(setting) != found.get(name)]
     if not found: level, why = "stated", f"{ADAPTER_CONFIG} is not here"
-    elif other: level, why = "contradicted", f"{ADAPTER_CONFIG} has another {other[0]}"
+    elif other: level, why = "contradicted", f"{ADAPTER_CONFIG} has {other[0]} {found.get(other[0])!r}"
     elif differ and not card.config.get("adapter_name_or_path"):
-        level, why = "contradicted", f"its {differ[0]} is not {kept[differ[0]]} of the settings"
+        name, setting = differ[0], kept[differ[0]]
+        level, why = "contradicted", f"{name} is {found.get(name)}, and {setting} {card.config.get(setting)}"
     else: level, why = "consistent", ""
     return [*claims, Claim("adapter", level, f"r {card.adapter.get('r')}, alpha {card.adapter.get('lora_alpha')}", why)]
 
@@ -251,8 +269,9 @@ def check_readme(ev:Evidence)->list[Claim]:
     if not part: return claim("stated", "its part of the card was removed")
     lines = dict(zip(part.splitlines(), expected.splitlines()))
     if part != expected:
-        line = next((line for line, other in lines.items() if line != other), part.splitlines()[-1])
-        return claim("contradicted", f"card.json does not say {line[:120]!r}")
+        line, other = next(((a, b) for a, b in lines.items() if a != b), (part.splitlines()[-1], ""))
+        says = f", but {other[:100]!r}" if other.strip() else ""
+        return claim("contradicted", f"card.json does not say {line[:100]!r}{says}")
     def results(found:dict)->set:
         return {(one["dataset"]["name"], m["type"], m["value"]) for model in found.get("model-index", ())
                 for one in model["results"] for m in one["metrics"]}
@@ -288,8 +307,8 @@ def check_versions(ev:Evidence)->list[Claim]:
     value = f"run {card.run_id}, torch {packages.get('torch')}"
     if ev.run is None: return [Claim("versions", "stated", value, "environment.json of the run is not here")]
     here = read_json_object(ev.run.path/"environment.json")
-    other = [name for name, v in card.versions.items() if here.get(name) != v]
-    why = f"environment.json has another {other[0]}" if other else ""
+    other = _first_other(card.versions, {name: here.get(name) for name in card.versions})
+    why = f"environment.json has {other}" if other else ""
     if here.get("id") != card.run_id: why = f"the run here has the id {here.get('id')}"
     if card.step > ev.run.step: why = f"the run here has taken {pluralise(ev.run.step, 'step')}, not {card.step:,}"
     return [Claim("versions", "contradicted" if why else "consistent", value, why)]
@@ -322,8 +341,8 @@ def _check_side(ev:Evidence, side:str, data, why:str)->Claim:
     if ev.run is not None:
         figures = read_figures(ev.run.path/"data.json").get(side, {})
         first = read_figures(ev.run.path/"receipt.json").get("fingerprint_of_the_labels")
-        if any(figures.get(name) != v for name, v in said.items()):
-            return claim("contradicted", "data.json of the run has other figures")
+        if other := _first_other(said, {name: figures.get(name) for name in said}):
+            return claim("contradicted", f"data.json of the run has {other}")
         if side == "train" and first not in (None, said["fingerprint"]):
             return claim("contradicted", f"the first step was taken on rows with fingerprint {first}")
     if own is None: return claim(lower, why or "there are none here")
@@ -373,8 +392,7 @@ def check_training(ev:Evidence)->list[Claim]:
     if ev.run is None: return [claim("stated", "metrics.jsonl of the run is not here")]
     if ev.continued: return [claim("stated", "the run was continued since")]
     found = as_json(training_in_card(ev.run))
-    if other := [name for name in found if found[name] != said.get(name)]:
-        return [claim("contradicted", f"the log of the run has another {other[0]}")]
+    if other := _first_other(said, found): return [claim("contradicted", f"the log of the run has {other}")]
     claims = [claim("consistent")]
     folders = checkpoint_folders(ev.run.path/"checkpoints")
     own, is_whole = dict(zip(curve["step"], curve["loss"])), points == said["logged"]
@@ -392,14 +410,36 @@ def check_training(ev:Evidence)->list[Claim]:
     return claims
 
 # %% ../../nbs/16_extras/42_verify.ipynb #vf0row02
+def _run_of_card(ev:Evidence, folder:Path)->Run:
+    "A run directory with the settings and the log of a card; `SftError` if its beginning is not here"
+    if (name := ev.card.config.get("adapter_name_or_path")) is not None:
+        raise SftError("training", f"it began with the adapter {name}, which is not here")
+    if ev.card.training.get("changed", True):
+        raise SftError("training", "its settings may have changed after its first step")
+    ev.need_base()
+    written = load_config(ev.folder/CARD)
+    processes = dict(num_processes=written.num_processes, sequence_parallel_size=written.sequence_parallel_size)
+    folder.mkdir()
+    save_config(replace(ev.cfg, **processes), folder/"config.json")
+    curve, run = ev.card.training["curve"], Run(folder)
+    for values in zip(*curve.values()): run.record(dict(zip(curve, values)))
+    write_json(folder/"status.json", dict(state="finished", step=ev.card.step))
+    return run
+
 def check_step(ev:Evidence)->list[Claim]:
-    "Does one step of the training come out the same?"
-    if ev.run is None or not hasattr(ev.run, "replay") or ev.sample == 0: return []
-    starts = [0, *map(step_of, checkpoint_folders(ev.run.path/"checkpoints"))]
+    "Do a few steps of the training come out the same: after a checkpoint, or the first?"
+    if not hasattr(Run, "replay") or ev.sample == 0: return []
+    folders = checkpoint_folders(ev.run.path/"checkpoints") if ev.run is not None else []
+    starts = [0, *map(step_of, folders)]
     logged = [step for step in ev.card.training["curve"]["step"] if step > 1] or [1]   # nothing was learned before it
-    step = min(logged, key=lambda step: step - max(start for start in starts if start < step))
-    def claim(level:str, why:str="")->list[Claim]: return [Claim("one step of training", level, f"step {step}", why)]
-    try: replayed = ev.run.replay(step)
+    def start_of(step:int)->int: return max(start for start in starts if start < step)
+    step = min(logged, key=lambda step: step - start_of(step))
+    taken = f"steps {start_of(step) + 1} to {step}"
+    def claim(level:str, why:str="")->list[Claim]: return [Claim("steps of training", level, taken, why)]
+    try:
+        with tempfile.TemporaryDirectory(prefix="sft_nb-card-") as folder:
+            run = ev.run or _run_of_card(ev, Path(folder)/"run")
+            replayed = run.replay(step)
     except Exception as e: return claim("stated", reason_of(e))
     if replayed.equal is None: return claim("stated", "it was not logged")
     if replayed.equal: return claim("re-derived", "equal to the last bit")
@@ -409,22 +449,13 @@ def check_step(ev:Evidence)->list[Claim]:
     return claim("contradicted", why)
 
 # %% ../../nbs/16_extras/42_verify.ipynb #vf0sco01
-def _is_other(was, now)->bool:
-    "Are two values of JSON different, but for rounding?"
-    if isinstance(now, dict):
-        return not isinstance(was, dict) or any(_is_other(was.get(name), v) for name, v in now.items())
-    if isinstance(now, list): return not isinstance(was, list) or len(was) != len(now) or any(map(_is_other, was, now))
-    if isinstance(now, float) and type(was) in (int, float):
-        return not math.isclose(was, now, rel_tol=1e-9, abs_tol=1e-12)
-    return was != now
-
 def _fault_of_scores(written:dict, s:Scores)->str:
     "A figure that does not follow from the scores of the answers; empty: all do"
     now = {name: as_json(getattr(s, name)) for name in ("accuracy", "interval", "correct", "n", "answered", "ended")}
     own = [name for name in s.figures if name in ("accuracy", "answered") or name in s.answers[0].figures]
     now["figures"] = {name: s.overall(name) for name in own if name not in s.scales}
-    other = [name for name in now if _is_other(written[name], now[name])]
-    return f"its {other[0]} is not that of its answers" if other else ""
+    other = _first_other({name: written[name] for name in now}, now)
+    return f"its answers have {other}" if other else ""
 
 def check_scores(ev:Evidence)->list[Claim]:
     "Do the figures follow from the scores of the answers?"
@@ -443,15 +474,15 @@ def check_scores(ev:Evidence)->list[Claim]:
         same = [(a.where, a.expected) for a in e.base.answers] == [(a.where, a.expected) for a in e.tuned.answers]
         fault = _fault_of_scores(said["base"], e.base) or ("" if same else "it answered other rows")
         claim("score of the base", f"{e.base.overall(e.by):.4g}", fault)
-        fault = "it does not follow from the answers" if _is_other(said["difference"], as_json(e.difference)) else ""
-        claim("gain over the base", str(e.difference), fault)
+        fault = _first_other(said["difference"], as_json(e.difference))
+        claim("gain over the base", str(e.difference), fault and f"the answers have {fault}")
     if e.stored is not None:
         claim("score of the stored base", f"{e.stored.overall(e.by):.4g}", _fault_of_scores(said["stored"], e.stored))
     lines = e.baselines
     if lines is not None and lines.best is not None:
         best, sign = lines.best, -1 if e.by == "loss" else 1
         mean = sign * sum(best.parts) / len(best.parts)
-        fault = f"its answers have {mean:.4g}" if _is_other(best.figures[e.by], mean) else ""
+        fault = f"its answers have {mean:.4g}" if _first_other(best.figures[e.by], mean) else ""
         if len(best.parts) != e.tuned.n: fault = f"{len(best.parts)} answers, of {e.tuned.n}"
         claim("best trivial answer", f"{best.name}: {best.figures[e.by]:.4g}", fault)
     if lines is not None and lines.few_shot is not None:
@@ -461,7 +492,7 @@ def check_scores(ev:Evidence)->list[Claim]:
         claim("base with examples", f"{lines.few_shot.accuracy:.4g}", fault)
     if (f := e.forgotten) is not None:
         fits = math.isclose(f.loss / f.base_loss - 1, f.rise, rel_tol=1e-6, abs_tol=1e-9) and f.low <= f.rise <= f.high
-        claim("forgetting", f.headline, "" if fits else "its rise does not follow from its losses")
+        claim("forgetting", f.headline, "" if fits else f"its losses have a rise of {f.loss / f.base_loss - 1:.4g}")
     return claims
 
 def _compare_answers(written:list, found:list)->list[int]:
@@ -470,7 +501,7 @@ def _compare_answers(written:list, found:list)->list[int]:
     other = []
     for k, (a, b) in enumerate(zip(written, found)):
         names = [n for n in a.figures if n in b.figures and n not in ("loss", "supervised")]
-        same = key(a, None) == key(b, None) and not any(_is_other(a.figures[n], float(b.figures[n])) for n in names)
+        same = key(a, None) == key(b, None) and not any(_first_other(a.figures[n], float(b.figures[n])) for n in names)
         if not same: other.append(k)
     return other
 
@@ -576,9 +607,10 @@ def check_by_asking(ev:Evidence)->list[Claim]:
     claims, value = [], f"{len(numbers)} of {e.tuned.n} rows asked"
     def claim(name:str, make)->None:
         "A claim from a level and a reason, or the reason why it cannot be checked"
-        try: level, why = make()
-        except Exception as error: level, why = "stated", reason_of(error)
-        claims.append(Claim(name, level, value, why))
+        try: level, why, asked = *make(), value
+        except Exception as error: level, why, asked = "stated", reason_of(error), "no row asked"
+        if level == "re-derived" and len(numbers) < e.tuned.n: why += f" ({edit(sample=e.tuned.n)} asks all)"
+        claims.append(Claim(name, level, asked, why))
     def ask_tuned():
         model = _load_tuned(ev)
         try:
@@ -604,8 +636,9 @@ def adjust_levels(claims:list[Claim])->list[Claim]:
     def adjusted(c:Claim)->Claim:
         below = [known[name] for name in _RESTS_ON.get(c.name, ()) if name in known]
         if c.level != "consistent" or not below: return c
-        worst = min(below, key=lambda c: LEVELS.index(c.level))
-        return replace(c, level=worst.level, why=worst.value) if worst.level in ("re-derived", "not reproduced") else c
+        worst = min(below, key=lambda c: [*LEVELS].index(c.level))
+        why = f"{worst.value}: {worst.why}"
+        return replace(c, level=worst.level, why=why) if worst.level in ("re-derived", "not reproduced") else c
     return [*map(adjusted, claims)]
 
 def _forgetting_again(ev:Evidence, model)->Claim:
@@ -667,7 +700,7 @@ def verify(
     what:Run|str|Path,            # card.json, a folder with one, a run, or a hub id
     *, rows:str|Path|None=None,   # a folder with the files of rows; None: that of the card
     base:str|None=None,           # a folder with the base; None: by its name
-    sample:int=32,                # rows that model and base are asked again; 0: load no model
+    sample:int=32,                # rows that model and base are asked again; 0: load no model, and train no step
     remote:bool=False,            # True: download rows and the base from the hub, as the card names them
 )->Verification:
     "Check each statement of a card; ConfigError without a card, `SftError` if it cannot be read"

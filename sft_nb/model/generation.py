@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Generation', 'left_pad', 'Sampling', 'chosen', 'GrowingLayer', 'Running', 'positions_of', 'start_rows',
-           'choose_decoding', 'Decoder', 'reads_padding', 'continue_tokens', 'generate']
+           'choose_decoding', 'Decoder', 'reads_padding', 'check_prompt_lengths', 'continue_tokens', 'generate']
 
 # %% ../../nbs/06_model/08_generation.ipynb #dbe27a16
 import inspect, math
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from numbers import Integral, Real
+from operator import itemgetter
 
 import torch
 import torch.nn.functional as F
@@ -22,12 +23,13 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ..base.extensions import extension
 from ..base.progress import Phase, show_progress
-from ..base.report import ConfigError, edit
+from ..base.report import ConfigError, edit, pluralise, SftError
 from ..rows.thoughts import decode_answer
 from ..config.load import with_parameters_of
 from ..tokens.encode import encode_prompts
 from ..batches.layout import are_same_logits, eval_mode, inference_mode, text_config
 from .hardware import free_memory, is_out_of_memory
+from .load import position_limit
 from .loss import causal_lm
 
 # %% ../../nbs/06_model/08_generation.ipynb #969bfe50
@@ -409,6 +411,27 @@ def answers_in_batches(self:Decoder, prompts:list[list[int]]):
         else: yield from zip(some, found)
 
 # %% ../../nbs/06_model/08_generation.ipynb #316ecad2
+def check_prompt_lengths(
+    model,
+    prompts:list[list[int]],   # token ids
+)->None:
+    "`SftError` for a prompt that is longer than the model has positions for"
+    limit = position_limit(causal_lm(model).config)
+    k, longest = max(enumerate(map(len, prompts), 1), key=itemgetter(1), default=(0, 0))
+    if limit is None or longest <= limit: return
+    raise SftError(f"prompt {k}", f"it is {longest:,} tokens long, and the model has positions for {limit:,}", "",
+                   f"leave out {longest - limit:,} tokens, or ask another model")
+
+def _check_adapters(model, names:list[str]|None, n:int)->None:
+    "ConfigError unless each of `n` prompts has the name of an adapter of the model"
+    if names is None: return
+    own = getattr(model, "peft_config", ())
+    known = ["__base__", *own] if own else []
+    expected = f"for {pluralise(n, 'prompt')}, a name for each: {', '.join(known) or 'this model has no adapter'}"
+    is_list = isinstance(names, (list, tuple))
+    if is_list and len(names) == n and all(name in known for name in names): return
+    raise ConfigError("adapters", f"they are {names!r:.60}", expected, "another {adapters}")
+
 @with_parameters_of(Decoder)
 def continue_tokens(
     model,
@@ -420,6 +443,7 @@ def continue_tokens(
 )->list[Generation]:                  # in the order of `prompts`
     "Generate the continuation of each prompt"
     decoder, answers = Decoder(model, tokenizer, **how), {}
+    _check_adapters(model, decoder.adapters, len(prompts))
     if len(prompts) > 1 and reads_padding(model): decoder.most = 1
     write = decoder.answers if choose_decoding(model)[0] == "sft_nb" else decoder.answers_in_batches
     seen = show_progress() if progress else nullcontext()
@@ -439,4 +463,6 @@ def generate(
     **how,                           # as for `continue_tokens`
 )->list[Generation]:                 # in the order of `conversations`
     "Answer each conversation; `SftError` for one without messages, or one that the chat template refuses"
-    return continue_tokens(model, tokenizer, encode_prompts(conversations, tokenizer), **how)
+    prompts = encode_prompts(conversations, tokenizer)
+    check_prompt_lengths(model, prompts)
+    return continue_tokens(model, tokenizer, prompts, **how)

@@ -17,7 +17,7 @@ from ..base.report import pluralise
 from ..rows.thoughts import decode_answer
 from ..tasks.core import Score
 from ..batches.layout import eval_mode
-from ..model.generation import start_rows, Decoder, choose_decoding, chosen
+from ..model.generation import start_rows, check_prompt_lengths, choose_decoding, chosen, Decoder
 
 # %% ../../nbs/14_panels/05_reply_stream.ipynb #rep0rep1
 @dataclass
@@ -84,6 +84,7 @@ def write_reply(
 ):                          # yields after each token; each step runs under `torch.no_grad()` and `eval_mode(model)`
     "Answer a prompt token by token, so that several models can take turns"
     decoder = Decoder(model, tokenizer, **how)
+    check_prompt_lengths(model, [prompt])
     reply.state, state = "speaking", "cut"
     running, draws = None, decoder.how.draws(1)
     if choose_decoding(decoder.model)[0] == "sft_nb":

@@ -185,6 +185,10 @@ def encode_prompts(
     tokenizer,
 )->list[list[int]]:                  # token ids given to generation
     "Prompts as token ids; `SftError` for one without a message, or with half a character"
+    try: conversations = list(conversations)
+    except TypeError:
+        found = f"they are {conversations!r:.60}"
+        raise SftError("prompts", found, "a list of conversations", "make it a list") from None
     for k, messages in enumerate(conversations, 1):
         if messages == []: raise SftError(f"prompt {k}", "there is no message in it", "", "leave it out")
         if not isinstance(messages, (list, tuple)) or not all(isinstance(m, dict) and "role" in m for m in messages):

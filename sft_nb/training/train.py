@@ -9,7 +9,6 @@ __all__ = ['raise_if_failed', 'describe_setup', 'describe_preflight', 'check_bef
 # %% ../../nbs/11_training/06_train.ipynb #2bfb3f70
 import json, shutil, sys, textwrap, traceback
 from contextlib import ExitStack, nullcontext
-from errno import EDQUOT, ENOSPC
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -17,14 +16,14 @@ from typing import Any, Never, TYPE_CHECKING
 
 from ..base.installation import load_libraries
 from ..base.extensions import extension, need_extension
-from ..base.files import missing_to_write, read_json_object, remove_temporaries, write_atomically
+from ..base.files import read_json_object, remove_temporaries, write_atomically
 from ..config.bases import describe_base
 from ..base.credentials import load_env_files
 from ..base.display import failure_page, label, SIDES
 from ..base.escape import escape_controls
 from ..base.progress import Phase, log, show_progress
 from ..base.report import (
-    command, ConfigError, edit, error_summary, Fix, pluralise, shell_quote, Report, SftError, skipped)
+    command, ConfigError, edit, error_summary, Fix, full_disk_error, pluralise, shell_quote, Report, SftError, skipped)
 from ..config.load import Config
 from ..config.settings import max_time_seconds
 from ..tokens.dataset import Data
@@ -263,13 +262,6 @@ def _record_end(trainer, stop)->None:
     else: run.set_status("stopped", reason=why.reason, fix=why.fix or resume_command(run), step=step, stopped_by=why.by)
     if card := extension("card"): card.keep_card(run)
 
-def _full_disk_error(run:Run, error:BaseException)->SftError|None:
-    "The error for a disk that became full while a small file of a run was written, which names no cause itself"
-    wanted = missing_to_write(run.path, error) if getattr(error, "errno", None) in (ENOSPC, EDQUOT) else ""
-    if not wanted: return None
-    return SftError(f"run {run.name!r}", f"a file in it could not be written ({error.strerror})", wanted,
-                    f"make room, and then {resume_command(run)}")
-
 def _record_failure(run:Run, trainer, error:BaseException)->None:
     "Write why a training ended early, and how to continue; `trainer` is None if it failed before there was one"
     step = None
@@ -401,7 +393,8 @@ def train_run(
         except BaseException as error:
             if stop is not None: stop.ignore_signals()   # a second signal must not interrupt writing
             if trainer is not None: _save_after_error(trainer, done, error)
-            reported = _full_disk_error(run, error) or error
+            fix = f"make room, and then {resume_command(run)}"
+            reported = full_disk_error(f"run {run.name!r}", error, run.path, fix) or error
             if is_open or run.status.state == "starting": _record_failure(run, trainer, reported)
             if reported is error: raise
             raise reported from error

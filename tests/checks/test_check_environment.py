@@ -86,12 +86,16 @@ def test_the_torch_for_a_driver(monkeypatch, driver, advice):
 
 def test_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=400))
-    cfg = small(runs_dir=str(tmp_path/"not/yet/there"))   # save_total_limit 2: four of them
-    how = cfg.values(check_disk)
-    assert [check_disk(n, **how).status for n in (101, 100, 51, 50)] == ["fail", "warn", "warn", "ok"]
+    cfg = small(runs_dir=str(tmp_path/"not/yet/there"), save_steps=10)   # save_total_limit 2: four of them
+    how, extent = cfg.values(check_disk), Extent(rows=400, steps=100, passes=2, rows_in_a_step=8)
+    found = [check_disk(n, extent, **how) for n in (134, 101, 100, 51, 50)]
+    assert [f.status for f in found] == ["fail", "fail", "warn", "warn", "ok"]
+    assert [str(f.fix).startswith("save_total_limit=1") for f in found[:2]] == [False, True]   # else it does not help
+    assert [str(check_disk(1, extent, **how | dict(save_steps=every)).says)[0] for every in (10, 51, 200, .25, "epoch")
+            ] == ["4", "3", "2", "4", "3"]   # the last step writes one too, and then the result
 
     monkeypatch.setattr(resource, "getrlimit", lambda what: (2**20, resource.RLIM_INFINITY))
-    found = check_disk(2**21, **how)
+    found = check_disk(2**21, extent, **how)
     assert (found.status, str(found.fix)) == ("warn", "ulimit -f unlimited") and "larger than 1 MiB" in found.says
 
 

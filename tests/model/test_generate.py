@@ -33,6 +33,17 @@ def test_half_a_character_is_no_prompt(tokenizer):
         encode_prompts(ask("a", "\udcff"), tokenizer)   # as a shell gives a byte that is not UTF-8
 
 
+@pytest.mark.parametrize("given, says", [
+    (dict(conversations=None), "prompts: they are None; a list of conversations"),
+    (dict(conversations=ask("hi", "blue " * 3000)), "prompt 2: it is .* tokens long, and the model has posi.* for 2,0"),
+    (dict(adapters=[]), "adapters: they are .*; for 1 prompt, a name for each: this model has no adapter. Fix"),
+    (dict(adapters=["__base__"]), "adapters: they are .'__base__'.;"),
+    (dict(adapters="default"), "they are 'default'")])
+def test_what_generate_refuses(given, says, tokenizer):
+    model = load_base(load_config(), tokenizer)
+    with pytest.raises(SftError, match=says): generate(model, tokenizer, **dict(conversations=ask("hi")) | given)
+
+
 def test_greedy_equals_transformers_on_a_single_prompt(tokenizer):
     base, talk = load_base(load_config(), tokenizer), ask("What is the opposite of big?")
     ids = torch.tensor(encode_prompts(talk, tokenizer))

@@ -13,7 +13,7 @@ from sft_nb.config.load import load_config
 from sft_nb.evaluation.evaluate import evaluate
 from sft_nb.extras import verify as checking   # the module
 from sft_nb.extras.card import Card, readme_text, text_hash, write_card
-from sft_nb.extras.verify import verify
+from sft_nb.extras.verify import Evidence, verify
 from sft_nb.proof.merge import merge
 from sft_nb.runs.checkpoint import weights_digest, write_checksums
 from sft_nb.training.train import train
@@ -278,7 +278,7 @@ CONSISTENT = {
     "another tensor": (all_hashes, "answers of the model", 20),
     "another seed": (another_seed, "rows, train", 0),
     "a lower loss": (a_lower_loss, "training loss", 0),
-    "a higher learning rate": (a_higher_learning_rate, "one step of training", 1),
+    "a higher learning rate": (a_higher_learning_rate, "steps of training", 1),
 }
 
 
@@ -306,7 +306,7 @@ def alone(run:Path, tmp_path)->Path:
 def test_of_a_run_all_but_the_written_is_derived_again(run):
     found = levels(run, sample=20)
     again = ("base", "rows, train", "rows, eval", "chat template", "score", "gain over the base", "answers",
-             "forgetting, again", "one step of training")
+             "forgetting, again", "steps of training")
     assert {found[name] for name in again} == {"re-derived"} and "stated" not in found.values()
 
 
@@ -317,8 +317,8 @@ def test_of_a_folder_alone_in_another_place_with_other_threads(run, tmp_path, mo
     torch.set_num_threads(2)
     try: found = levels(folder/"card.json", sample=20)
     finally: torch.set_num_threads(threads)
-    assert [found[name] for name in ("score", "rows, train", "settings", "training loss")] == [
-        "re-derived", "re-derived", "stated", "stated"]
+    assert [found[name] for name in ("score", "rows, train", "steps of training", "settings", "training loss")] == [
+        *["re-derived"] * 3, "stated", "stated"]
 
 
 def test_a_run_of_another_torch_whose_answers_differ_is_not_accused(run):
@@ -355,6 +355,58 @@ def test_one_answer_that_is_counted_as_right_is_noticed_without_the_texts(run, t
     everywhere(run, count_one)
     why = contradicted(alone(run, tmp_path), 20)["answers of the model"]
     assert why.startswith("19 of 20 answers are equal; ") and why.endswith("has another score for the same text")
+
+
+def a_rate_that_fits_the_log(said):
+    said["config"]["learning_rate"] /= 2
+    curve = said["training"]["curve"]
+    curve["learning_rate"] = [rate / 2 for rate in curve["learning_rate"]]
+
+
+def a_loss_that_falls_faster(said):
+    losses = said["training"]["curve"]["loss"]
+    losses[:] = [loss * .7 for loss in losses]
+
+
+UNCHECKABLE = dict(   # of a folder alone: what was changed, and why its first steps are not taken
+    an_older_card=(lambda said: said["training"].pop("changed"), "its settings may have changed after its first step"),
+    a_longer_run=(lambda said: said["training"].update(changed=["max_steps"]), "its settings may have changed"),
+    an_earlier_adapter=(lambda said: said["config"].update(adapter_name_or_path="a"), "it began with the adapter a"))
+
+
+@pytest.mark.parametrize("forge", [a_rate_that_fits_the_log, a_loss_that_falls_faster])
+def test_the_first_steps_of_a_folder_alone_are_taken_again(run, tmp_path, forge):
+    folder = alone(run, tmp_path)
+    said = json.loads((folder/"card.json").read_text())
+    forge(said)
+    (folder/"card.json").write_text(json.dumps(said))
+    (folder/"README.md").write_text(readme_text(Card.load(folder/"card.json")))
+    found, = verify(folder, sample=1).contradicted
+    assert (found.name, found.value) == ("steps of training", "steps 1 to 10")
+
+
+@pytest.mark.parametrize("what", UNCHECKABLE)
+def test_first_steps_that_are_not_taken_accuse_nobody(run, tmp_path, what):
+    folder, (change, why) = alone(run, tmp_path), UNCHECKABLE[what]
+    said = json.loads((folder/"card.json").read_text())
+    change(said)
+    (folder/"card.json").write_text(json.dumps(said))
+    found = next(c for c in checking.check_step(Evidence(*checking.find_card(folder))))
+    assert found.level == "stated" and why in found.why
+
+
+def test_each_level_is_explained(run, tmp_path):
+    found = verify(alone(run, tmp_path), sample=0)
+    assert "stated: only written; nothing here can check it" in str(found) and "not reproduced" not in str(found)
+
+
+def test_a_contradiction_says_what_is_there(run):
+    in_card("scores", "tuned", "accuracy", to=.9)(run)
+    changed("config.json", "config", "weight_decay", to=.5)(run)
+    replaced("adapter/README.md", "| score | ", "| score | 9")(run)
+    why = contradicted(run)
+    assert why["score"].startswith("its answers have accuracy 0.") and "0.5" in why["settings"]
+    assert "card.json does not say '| score | 9" in why["README.md"] and ", but '| score | " in why["README.md"]
 
 
 def test_a_renamed_run_and_an_older_card(run):

@@ -60,11 +60,11 @@ def test_a_disk_that_is_full_when_a_line_is_written(tmp_path):
 
 
 def test_a_disk_that_is_full_when_another_file_is_written(tmp_path):
-    says = r"run 'other': a file in it could not be written .No space left.*a disk with room.*make room, and then train"
+    says = r"run 'other': a file could not be written .No space left.*a disk with room.*make room, and then train"
     with patch("sft_nb.training.train.record_provenance", side_effect=NO_SPACE), pytest.raises(SftError, match=says):
         train(small(tmp_path, run_name="other"))
     status = Run(tmp_path/"other").status
-    assert status.state == "failed" and "a file in it could not be written" in status.reason
+    assert status.state == "failed" and "a file could not be written" in status.reason
 
 
 def test_a_disk_that_is_full_when_the_result_is_written(tmp_path):

@@ -140,7 +140,7 @@ def write_run_card(args:list[str])->int:
 _VERIFY = dict(card=Option(str, ..., "card.json, a folder with one, a run, or a hub id", first=True),
                rows=Option(str|None, None, "the folder with its files of rows; None: that of the card"),
                base=Option(str|None, None, "the folder with its base; None: by its name, if it is here"),
-               sample=Option(int, 32, "rows that model and base are asked again; 0: load no model"),
+               sample=Option(int, 32, "rows that model and base are asked again; 0: load no model, and train no step"),
                remote=Option(bool, False, "download rows and base from the hub, as the card names them"), json=_JSON)
 
 def verify_card(args:list[str])->int:
