@@ -311,12 +311,14 @@ def test_data_shows_what_is_left_out(files):
     (files/"long.jsonl").write_text(long + "\n" + (files/"good.jsonl").read_text())
     done = shell("data", "--train-file", files/"long.jsonl", "--max-length", 128, "--eval-samples", 0, "--dropped", 3)
     assert "long.jsonl line 1: longer than max_length 128: " in done.stdout and done.returncode == 0
+    assert "\n1 of 1 dropped row shown:\n" in done.stdout
 
 
 def test_data_shows_the_mask_in_brackets_in_a_pipe_too(files):
     shown = ("--train-file", files/"good.jsonl", "--eval-samples", 0, "--show", 2)
     done = shell("data", *shown)
     assert done.stdout.count("[[") == 2 and "<|im_end|>]]" in done.stdout and "\x1b" not in done.stdout
+    assert "\n2 of 3 examples shown:\n" in done.stdout
     first, _ = json.loads(shell("data", *shown, "--json").stdout)["shown"]
     assert first["text"] in done.stdout
     assert f"{first['where']}: {first['supervised']} of {first['tokens']} tokens are supervised" in done.stdout

@@ -16,7 +16,7 @@ from ..base.extensions import need_extension
 from ..base.installation import load_libraries
 from ..base.display import wrap_report
 from ..base.escape import escape_controls
-from ..base.report import as_fix, command, ConfigError, edit, shell_quote, Report
+from ..base.report import as_fix, command, ConfigError, edit, pluralise, shell_quote, Report
 from ..base.view import as_json
 from ..config.settings import SETTINGS
 from ..config.load import require_trust, Config, config_names, table
@@ -107,8 +107,11 @@ def data_command(args:list[str])->int:
     _print_report(data.report.text(everything=options.all))
     if options.benchmark: _print_report(f"  {more['benchmark']}")
     if cfg.sources["model"] == "default": _print_text(f"tokens are those of {cfg.model}, as no --model is named")
+    if options.dropped and (all_dropped := len(data.dropped)):
+        _print_text(f"{len(more['dropped']):,} of {pluralise(all_dropped, 'dropped row')} shown:")
     for d in more.get("dropped", ()):
         _print_text(f"{d['where']}: {d['reason']}: {json.dumps(d['row'], ensure_ascii=False)[:200]}")
+    if options.show: _print_text(f"\n{len(more['shown']):,} of {pluralise(len(data.train.lengths), 'example')} shown:")
     for x in more.get("shown", ()):
         _print_text(f"\n{x['where']}: {x['supervised']} of {x['tokens']} tokens are supervised\n{x['text']}")
     return data.report.exit_code

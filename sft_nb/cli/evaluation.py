@@ -261,7 +261,8 @@ def merge_command(args:list[str])->int:
     from sft_nb.proof.merge import merge
     out = merge(run, out=options.out, checkpoint=options.checkpoint, dtype=options.dtype, prompts=options.prompts,
                 write_system_prompt=options.write_system_prompt)
-    _print_report(Report.load(out/"parity.json").findings[0])
+    for f in Report.load(out/"parity.json").findings:
+        if f.check in ("parity", "loss"): _print_report(f)
     _print_text(out)
     return 0
 

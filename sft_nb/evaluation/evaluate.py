@@ -545,6 +545,13 @@ def evaluate(
     return e if run is None else replace(e, scored_alike=scored_alike(run.path, e.checkpoint))
 
 # %% ../../nbs/12_evaluation/05_evaluate.ipynb #6495b1b2
+def _rows_of_fuller(run:Run, e:Evaluation, file:Path)->int:
+    "The number of rows in a file of the same scores over more rows than `e`; 0: there is none"
+    try: known = Evaluation.load(file) if file.exists() else None
+    except SftError: return 0   # damaged
+    if known is None or known.by != e.by or known.tuned.n <= e.tuned.n or known.outdated(run): return 0
+    return known.tuned.n
+
 def save_evaluation(
     e:Evaluation,
     evaluator:Evaluator,
@@ -555,6 +562,10 @@ def save_evaluation(
     other = "".join(f"-{Path(name).stem}" for name in evaluator.files)
     if e.server is not None: other += "-served"
     if evaluator.target.config.task != run.config.task: other += f"-{evaluator.questions.task.name}"
+    if n := 0 if other else _rows_of_fuller(run, e, run.path/"eval"/f"{e.checkpoint}.json"):
+        other = f"-{e.tuned.n}-rows"
+        log(f"sft_nb: the scores of {n:,} rows stay in eval/{e.checkpoint}.json, and in the card; "
+            f"those of {pluralise(e.tuned.n, 'row')} are in eval/{e.checkpoint}{other}.json")
     figures, by = dict(accuracy=e.tuned.accuracy) | e.tuned.figures, evaluator.questions.by
     value = figures.get(by, e.tuned.values(by).mean())
     with log_disk_error(run.path/"eval", "make room, and evaluate again"):   # the scores are shown, whatever the disk

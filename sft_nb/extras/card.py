@@ -19,7 +19,8 @@ from ..base.display import as_html, AXIS_COLOUR, figure_html, figures_table, pla
 from ..base.escape import escape_controls, shorten
 from ..base.files import open_regular, parse_json, read_json_object, write_atomically
 from ..base.progress import format_duration, log
-from ..base.report import command, error_summary, pluralise, read_figures, shell_quote, SftError, why_unreadable
+from ..base.report import (
+    command, error_summary, Finding, pluralise, read_figures, shell_quote, SftError, why_unreadable)
 from ..base.view import as_json, SCHEMA_VERSION, View, Viewable
 from ..config.load import absolute_paths, split_task_name
 from ..config.settings import SETTINGS, settings_with
@@ -28,7 +29,7 @@ from ..runs.directory import check_permissions, open_run, Run, SYSTEM_PROMPT_FIL
 from ..runs.metrics import curves_html
 from ..runs.provenance import base_folder, changes
 from ..evaluation.evaluate import Evaluation
-from ..evaluation.generations import Answer, Scores
+from ..evaluation.generations import Answer, LEADING, Scores
 from ..evaluation.verdict import decide, SEEN
 from .datasets import is_hub_dataset
 from .html_report import page_html
@@ -106,6 +107,7 @@ def evaluation_in_card(
 # %% ../../nbs/16_extras/41_card.ipynb #cd0car01
 LARGEST_CARD_BYTES = 2**26
 ADAPTER_CONFIG = "adapter_config.json"
+_SHOWN = ("warn", "fail")   # status of the findings in a card
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError)   # values
 
 @dataclass(frozen=True, repr=False)
@@ -142,23 +144,31 @@ class Card(Viewable):
         "The first line, and its status"
         e = self.evaluation
         if e is None: return f"not evaluated: {self.not_scored}", "skipped"
-        if trivial := next((f for f in e.findings if f.check == "trivial"), None):
-            return f"{trivial.says}: {_score_in_words(e, e.tuned)}", "warn"
-        if e.base is None: return _score_in_words(e, e.tuned), "ok"
+        score = _all_scores_in_words(e)
+        trivial = next((f.says for f in e.findings if f.check == "trivial"), "")
+        if trivial: return f"{score}; {trivial}", "warn"
+        if e.base is None: return score, "ok"
         over = e.baselines and e.baselines.over_best(e.tuned)
         trivial = dict(over_trivial=over, over=e.baselines.best.name) if over else {}
         found = decide(e.difference, forgotten=e.forgotten, **trivial)
-        than = " than its base" if found.says in ("better", "worse") else ""
-        return f"{found.says}{than}: {found.reason}", SEEN[found.says]
+        than, status = " than its base" if found.says in ("better", "worse") else "", SEEN[found.says]
+        says = f"{found.says}{than}"
+        if e.by == "loss" and than: says = f"{'lower' if found.says == 'better' else 'higher'}{than}"
+        if status == "ok" and (any(f["check"] == "one_answer" for f in self.warned) or
+                               e.by in LEADING and _has_answers(e) and not e.tuned.correct): status = "warn"
+        return f"{score}; {says}: {found.reason}", status
 
     def view(self)->View:
         try:
             text, status = self.result_in_words
             parts = [figures_table(figures_of_card(self))]   # figures for JSON are in the fields
-        except UNREADABLE: text, status, parts = "its figures cannot be read: a value has another type", "fail", []
+            found = [Finding(str(f["check"]), f["status"], str(f["says"])) for f in self.warned
+                     if f["status"] in _SHOWN]
+        except UNREADABLE:
+            text, status, parts, found = "its figures cannot be read: a value has another type", "fail", [], []
         if self.overridden: parts.append(f"trained in spite of failed checks: {self.overridden}")
         data = {f.name: getattr(self, f.name) for f in fields(self)}
-        return View(self.name, text, status=status, parts=parts, data=data)
+        return View(self.name, text, status=status, findings=found, parts=parts, data=data)
 
     @classmethod
     def from_dict(cls, d)->"Card":
@@ -189,6 +199,16 @@ def _score_in_words(e:Evaluation, s:Scores)->str:
     if e.by == "accuracy": return f"{value:.1%} (95% interval {low:.1%} to {high:.1%})"
     return f"{e.by} {value:.4g} (95% interval {low:.4g} to {high:.4g})"
 
+def _has_answers(e:Evaluation)->bool: return any(a.n_tokens for a in e.tuned.answers)
+
+def _all_scores_in_words(e:Evaluation)->str:
+    "The leading score; of free text the answers that are right before it, as a loss says little about them"
+    score = ("accuracy " if e.by == "accuracy" else "") + _score_in_words(e, e.tuned)
+    if e.by not in LEADING or not _has_answers(e): return score
+    right = f"{e.tuned.correct:,} of {pluralise(e.tuned.n, 'answer')} as expected, word for word"
+    f1 = f", f1 {e.tuned.figures['f1']:.3g}" if e.by != "f1" and "f1" in e.tuned.figures else ""
+    return f"{right}{f1}, {score}"
+
 def _gain_in_words(d)->str: return f"{d.number(d.gain)} (95% interval {d.span}; {d.p_text})"
 
 def figures_of_card(card:Card)->dict[str,str]:
@@ -196,7 +216,8 @@ def figures_of_card(card:Card)->dict[str,str]:
     shown, e, c, t = {}, card.evaluation, card.config, card.training
     if e is not None:
         shown["score"] = _score_in_words(e, e.tuned)
-        shown["held-out rows"] = f"{e.tuned.n:,}"
+        kept = card.rows.get("eval", {}).get("rows_kept") or 0
+        shown["held-out rows"] = f"{e.tuned.n:,}" + (f" of {kept:,}" if kept > e.tuned.n else "")
         if e.base is not None: shown["base"] = _score_in_words(e, e.base)
         if e.base is not None: shown["gain over the base"] = _gain_in_words(e.difference)
         if e.baselines is not None and e.baselines.best is not None:
@@ -278,17 +299,18 @@ def _find_warnings(run:Run)->list[dict]:
     for name in ("data", "preflight", "guards"):
         findings = read_json_object(run.path/f"{name}.json").get("findings")
         for f in findings if isinstance(findings, list) else ():
-            if isinstance(f, dict) and f.get("status") in ("warn", "fail"):
+            if isinstance(f, dict) and f.get("status") in _SHOWN:
                 found[str(f.get("check")).rpartition(".")[2], str(f.get("says"))] = f["status"]
     return [dict(check=check, status=status, says=says) for (check, says), status in found.items()]
 
-def _scores_of(run:Run, checkpoint:str)->tuple[dict,str]:
-    "The evaluation on its own rows, or the reason why there is none"
+def _scores_of(run:Run, checkpoint:str)->tuple[dict,str,list[dict]]:
+    "The evaluation on its own rows, or the reason why there is none, and what its texts warn of"
     file = run.path/"eval"/f"{checkpoint}.json"
-    if not file.exists(): return {}, "no score is known"
+    if not file.exists(): return {}, "no score is known", []
     e = Evaluation.load(file)
-    if why := e.outdated(run): return {}, f"the known scores are outdated: {why}"
-    return evaluation_in_card(hash_answers(e)), ""
+    if why := e.outdated(run): return {}, f"the known scores are outdated: {why}", []
+    found = [dict(check=f.check, status=f.status, says=f.says) for f in e.findings if f.status == "warn"]
+    return evaluation_in_card(hash_answers(e)), "", found
 
 def _serving_commands(name:str, base:str, result:str)->dict[str,str]:
     "Commands that repeat, check and serve it, in the folder of the card"
@@ -317,7 +339,7 @@ def make_card(
     here, saved = read_json_object(run.path/"environment.json"), read_json_object(run.path/"config.json")
     files = read_json_object(weights/MANIFEST) if folder is None else _checksums_of(folder)
     adapter = read_json_object(weights/ADAPTER_CONFIG) if folder is None else {}
-    scores, why = _scores_of(run, checkpoint)
+    scores, why, found = _scores_of(run, checkpoint)
     versions = {name: here.get(name) for name in ("python", "platform", "device", "git", "packages")}
     checked, base = read_figures(run.path/"preflight.json"), _base_in_card(run)
     template = files.get("chat_template.jinja", {}).get("sha256", "")
@@ -326,7 +348,7 @@ def make_card(
         template=dict(sha256=template, arguments=cfg.chat_template_kwargs, system_prompt=run.system_prompt),
         files={name: noted for name, noted in files.items() if name not in (ADAPTER_CONFIG, README)},
         adapter={name: v for name, v in adapter.items() if v is not None and name != "base_model_name_or_path"},
-        training=training_in_card(run) | dict(changed=[*changes(run).taken]), warned=_find_warnings(run),
+        training=training_in_card(run) | dict(changed=[*changes(run).taken]), warned=[*found, *_find_warnings(run)],
         overridden=str(checked.get("forced", "")))
     text = last_names({name: v for name, v in made.items() if name != "config"}, known) | dict(config=made["config"])
     return Card(run.name, str(here.get("id", "")), run.state, run.status.step, checkpoint, result, **as_json(text),

@@ -88,6 +88,7 @@ def _why_not_read(path:Path)->str:
     is_archive = path.suffix.lower() in UNPACK_COMMANDS and file_suffix(Path(path.stem)) in SUFFIXES
     if suffix in SUFFIXES or is_archive: return ""
     if suffix in _CODE: return "code or settings"
+    if suffix in (".bak", ".orig", ".old"): return "a kept copy"
     return f"{suffix} is not supported" if suffix else "no suffix"
 
 def sort_files(
@@ -99,6 +100,9 @@ def sort_files(
     files = [path for path in paths if not reasons[path]]
     tables = [path for path in files if file_suffix(path) not in TEXT_SUFFIXES]
     texts = [path for path in paths if reasons[path] == "about the rows" and file_suffix(path) in TEXT_SUFFIXES]
+    def is_copy_of_another(path):   # rows.csv.orig, rows.csv.cp1252, rows.csv~
+        return {path.with_suffix(""), path.with_name(path.name.rstrip("~"))} & {*files}
+    reasons |= {path: "a kept copy" for path in paths if reasons[path] and is_copy_of_another(path)}
     if tables: reasons |= {path: "text beside rows" for path in files if path not in tables}
     elif not files: files = texts   # nothing else
     chosen = tables or files

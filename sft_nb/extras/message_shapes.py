@@ -110,22 +110,24 @@ TURN_KEYS = ROLE_ALIASES | dict(input="user", question="user", prompt="user", in
 
 _LANGCHAIN = dict(human="user", ai="assistant", system="system", tool="tool")
 
-def _from_langchain(m):
-    "A message of LangChain with its role, as `messages_to_dict` or `dumpd` writes it; another as it is"
+def _with_role(m):
+    "A message of LangChain, as `messages_to_dict` or `dumpd` writes it, or of a name, with its role; another as it is"
     if not isinstance(m, dict) or spelled_role(m): return m
     kind, inner = m.get("type"), m.get("data") or m.get("kwargs") or m
     if kind == "constructor" and isinstance(m.get("id"), list) and m["id"]:
         kind = str(m["id"][-1]).removesuffix("Message").removesuffix("MessageChunk").lower()
     role = _LANGCHAIN.get(kind) if isinstance(kind, str) else None
+    named = role_of(dict(role=m.get("name")))   # {"name": "user", "message": "Hi"}
+    if role is None and named and first_present(m, CONTENT_KEYS): return m | dict(role=named, name=None)
     if role is None or not isinstance(inner, dict) or "content" not in inner: return m
     return {k: v for k, v in inner.items() if k not in ("type", "id")} | dict(role=role)
 
 def split_turns(
     messages:list,
 )->list:
-    "Messages from LangChain's, and from turns of two: objects with a key for each role"
+    "Messages from LangChain's, named ones, and turns of two: objects with a key for each role"
     out = []
-    for m in map(_from_langchain, messages):
+    for m in map(_with_role, messages):
         if isinstance(m, dict) and not spelled_role(m) and {"user", "assistant"} <= {*map(TURN_KEYS.get, m)}:
             roles = sorted((k for k in m if k in TURN_KEYS), key=lambda k: TURN_KEYS[k] == "assistant")
             others = {k: v for k, v in m.items() if k not in TURN_KEYS}

@@ -354,14 +354,14 @@ def fix_for_unread(
     ignore:Fix,            # which ignores the columns
     *, format:str,             # of all rows; empty: they have several, or a task reads them
     answers:list[str],         # columns that `may_be_answer`
-    columns:dict[str,str],     # field -> column, where they are called differently
+    columns:dict[str,list[str]],   # field -> its columns, where one is called differently
     fields:tuple[str,...],     # pairs that are set: question=body
 )->tuple[str,Fix]:
     "The likely meaning of columns that nothing has read, as the end of a sentence, and the fix"
     choices = choice_columns(names)
     longer = [c for c in answers if is_answer_name(c, labels=False) and c not in choices]
     if answers and format == "text":   # and how to fix it
-        column = columns.get("text", "text")
+        column = columns.get("text", ["text"])[0]
         asked = [c for c in answers if has_role(c, "question") and not is_answer_name(c)]
         pairs = propose_pairs(asked[0], longer) if asked and longer else propose_pairs(column, answers)
         return f"; the whole {column} is learned, without question and answer", pairs | fix
@@ -375,7 +375,7 @@ def fix_for_unread(
     if longer and format in ("question_answer", "prompt_completion", "alpaca"):
         answer = FORMATS[format][-1]
         others = [f for f in fields if f.partition("=")[0] != answer]
-        return (f"; only {columns.get(answer, answer)} is learned",
+        return (f"; only {join_names(columns.get(answer, [answer]))} is learned",
                 edit(fields=(*others, f"{answer}={longer[0]}")) | fix)
     return "", fix
 

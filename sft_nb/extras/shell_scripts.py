@@ -95,6 +95,17 @@ def _read_sharding(launcher:list[str], near:list[Path])->dict[str,Any]:
     return {name: v for name, v in values.items() if v is not None}
 
 _SUBCOMMANDS = ("sft", "rlhf", "pt", "train", "train_sft")
+_PROGRAMS = ("swift", "megatron", "llamafactory-cli", "axolotl", "trl")
+_NO_TRAINING = {   # their commands that do not train: what does the same here
+    **dict.fromkeys("infer app deploy chat inference api webchat vllm-serve rollout sample".split(), "sft_nb chat RUN"),
+    **dict.fromkeys(("export", "merge-lora"), "sft_nb merge RUN"),
+    **dict.fromkeys(("eval", "evaluate"), "sft_nb evaluate RUN")}
+
+def _without_training(words:list[str])->tuple[str,str]:
+    "The name of a command that does not train, and what does the same here; empty: another command"
+    for program, name in zip(words, words[1:]):
+        if Path(program).name in _PROGRAMS and name in _NO_TRAINING: return f"{program} {name}", _NO_TRAINING[name]
+    return "", ""
 
 def _split_command(words:list[str])->tuple[list[str],list[str]]:
     "A command up to the program that trains, with its name, and the options of that program"
@@ -149,6 +160,8 @@ def read_shell_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
     first, words = max(candidates, key=lambda one: (bool(_split_command(one[1])[0]), options_in(one[1]),
                                                     yaml_in(one[1])), default=(1, []))
     launcher, options = _split_command(words)
+    if not launcher and (name := _without_training(words)[0]):
+        raise ConfigError(f"{path}:{first}", f"{name} does not train", "", command(_without_training(words)[1]))
     values, alone = _option_values(options)
     named = values.pop("config", None) or next((word for word in alone if word.endswith((".yaml", ".yml"))), None)
     if not values and not named:

@@ -165,7 +165,7 @@ def other_tool_error(
             found, expected = f"this is a config of {title} for {what}", TEXT_ONLY
             return ConfigError(where, found, expected, "train that with the tool that wrote it")
         settings, odd = _settings_of_tool(file, tool)
-        fix = as_fix("sft_nb config lists the settings of a file of its own")
+        fix = as_fix(tool.get("fix", "sft_nb config lists the settings of a file of its own"))
         if settings:   # the same, as far as there is an equal
             fix = Fix(settings, f"sft_nb train {edit(**settings).says('shell')}",
                       f"load_config({edit(**settings).says('python')})")

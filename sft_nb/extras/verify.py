@@ -609,6 +609,7 @@ def check_by_asking(ev:Evidence)->list[Claim]:
         "A claim from a level and a reason, or the reason why it cannot be checked"
         try: level, why, asked = *make(), value
         except Exception as error: level, why, asked = "stated", reason_of(error), "no row asked"
+        if level == "re-derived" and len(numbers) < e.tuned.n: why += f" ({edit(sample=e.tuned.n)} asks all)"
         claims.append(Claim(name, level, asked, why))
     def ask_tuned():
         model = _load_tuned(ev)

@@ -200,12 +200,12 @@ def parity(
     dtype:str="float32",      # name of the format of `b`
     has_ties:bool=False,      # True: the answers of one of them were computed in 16 bits
 )->Report:
-    "Do two models agree? ok: yes; warn: except for ties of two tokens; fail: no"
+    "Do two models agree? ok: yes; warn: except where two tokens are nearly equal; fail: no"
     g = measure_gap(a, b, base, noise=noise)
     figures = dict(prompts=g.prompts, largest_difference=g.worst, mean_difference=g.mean, largest_logit=g.scale,
                    equal_answers=g.same)
-    text = (f"{g.same} of {g.prompts} greedy answers are equal; logits (the scores of the next token) differ by "
-            f"{g.mean:.2g} on average, by {g.worst:.2g} at most")
+    equal = f"{g.same} of {g.prompts} greedy answers are equal"
+    text = f"logits (the scores of the next token) differ by {g.mean:.2g} on average, by {g.worst:.2g} at most"
     if noise:
         figures["noise_of_the_format"] = noise
         text += f", and rounding the base to {dtype} changes them by {noise:.2g}"
@@ -217,11 +217,15 @@ def parity(
     both, fix = f"{names[1]} and {names[0]}", edit(dtype="float32")
     if not g.is_explained or not g.is_small:
         by = "more than rounding" if not g.is_explained else "much of what was trained"
-        finding = fail(f"{both} differ by {by}: {text}", fix, check="parity")
+        finding = fail(f"{both} differ by {by}: {equal}; {text}", fix, check="parity")
     elif g.same < g.prompts:
-        text = f"{both} agree but for some answers: {text}; where they differ, the two best tokens were at most "
-        finding = (warn if has_ties else fail)(f"{text}{g.tie:.2g} apart", fix, check="parity")
-    else: finding = ok(f"{both} agree, up to rounding: {text}", check="parity")
+        said = f"{g.prompts - g.same} of {g.prompts} greedy answers of {both} differ"
+        where = f"where they part, the two best tokens were at most {g.tie:.2g} apart"
+        if has_ties:
+            where += (", which 16 bits cannot tell from each other: a concern if answers have to be the same word for "
+                      "word, or if the loss of held-out answers is higher")
+        finding = (warn if has_ties else fail)(f"{said}; {where}; {text}", fix, check="parity")
+    else: finding = ok(f"{both} agree, up to rounding: {equal}; {text}", check="parity")
     return Report(f"parity of {names[0]} and {names[1]}", figures, [finding])
 
 # %% ../../nbs/13_proof/00_merge.ipynb #795786fd

@@ -88,7 +88,7 @@ class ColumnRenamer:
         self._not_found = {   # column -> field
             part: f for f, column in given.items() for part in _joined_columns(column)}
         self._first_row:dict = {}
-        self.columns:dict[str,str] = {}       # field -> the column that it was in the first row that has it
+        self.columns:dict[str,list[str]] = {}   # field -> the columns that it was, if one has another name
 
     def _find(self, row:dict)->None:
         "Strike the columns of a row off the list of those that no row has had yet"
@@ -131,8 +131,10 @@ class ColumnRenamer:
                 raise SftError("row", *_explain_wrong_column(row, self.given, wrong, self.required, found))
         if not self.fields and not detect_by_columns((*row, *found.values())):
             found = {c: f for c, f in found.items() if self.given.get(f) == c}   # a proposal repeats the other names
+        own = {f: f for f in self.columns if f in row and f not in found.values()}
+        for c, f in (found | own).items():
+            if c not in self.columns.setdefault(f, []): self.columns[f].append(c)
         if not found: return row
-        if not self.columns.keys() >= {*found.values()}: self.columns = {f: c for c, f in found.items()} | self.columns
         taken = set(found.values())   # drop a column with a field's name if another column was given for it
         return {found.get(c, c): v for c, v in row.items() if c in found or c not in taken}
 

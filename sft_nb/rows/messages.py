@@ -221,15 +221,17 @@ def _with_flags(m:dict, flag:bool|None, parts:list[tuple], name:str)->dict:
 
 # %% ../../nbs/02_rows/02_messages.ipynb #90612d21
 ROLE_KEYS = ("role", "from", "speaker", "author", "sender")
-CONTENT_KEYS = ("content", "value", "text", "parts", "message")
+CONTENT_KEYS = ("content", "value", "text", "parts", "message", "body", "utterance", "msg")
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _REASONING = frozenset(REASONING_KEYS)
+_MAY_BE_ALL = {*CONTENT_KEYS, *REASONING_KEYS, "tool_calls", "function_call", "function_calls"}   # of a message
+_NO_TEXT = {*ROLE_KEYS, "name", "id", "type", "tool_call_id"}
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 CALL_ROLES = {"function_call", "tool_call", "tool_calls"}   # whose content is a call
 ROLE_ALIASES = {r: r for r in _ROLES} | dict.fromkeys(CALL_ROLES, "assistant") | dict(
     human="user", prompter="user", client="user", customer="user",
     gpt="assistant", bot="assistant", chatgpt="assistant", model="assistant", bing="assistant", ai="assistant",
-    ai_assistant="assistant", chatbot="assistant", agent="assistant", llm="assistant",
+    ai_assistant="assistant", chatbot="assistant", agent="assistant", support="assistant", llm="assistant",
     系统="system", 用户="user", 助手="assistant",
     observation="tool", function_response="tool", function="tool", ipython="tool", tool_response="tool",
     tool_result="tool", tool_output="tool", environment="tool",
@@ -260,8 +262,13 @@ def normalise_message(
         expected = f"an object with role ({', '.join(_ROLES)}) and content"
         expected += note_missing("message_shapes", "other shapes are read by")
         fix = f'write {name} as {{"role": "user", "content": "..."}}'
+        if spelled and first_present(m, CONTENT_KEYS) is not None:
+            fix = f"write user or assistant instead of {str(first_present(m, ROLE_KEYS))[:30]} in {name}"
         raise SftError("row", f"{name} is {str(m)[:80]}", expected, fix)
     content, written, parts = first_present(m, CONTENT_KEYS), f"the content of {name}", []
+    if _MAY_BE_ALL.isdisjoint(m) and any(isinstance(v, str) and k not in _NO_TEXT for k, v in m.items()):
+        raise SftError("row", f"{name} is {str(m)[:80]}", f"its text under {', '.join(CONTENT_KEYS)}",
+                       f'write {name} as {{"role": "{role}", "content": "..."}}')
     thought, calls = "", m.get("tool_calls") or []
     if not _REASONING.isdisjoint(m):
         thought = next((m[k] for k in REASONING_KEYS if isinstance(m.get(k), str) and m[k].strip()), "")

@@ -33,10 +33,10 @@ def column_words(column)->list[str]:
     "The words of a column name in lower case, without accents: ticket and text for TicketText"
     return re.findall(r"[^\W\d_]+|\d+", fold_case(column))
 
-def join_names(names:list[str])->str:
-    "Names in one string: the first six, and how many more there are"
-    shown = ", ".join(str(n)[:30] for n in names[:6])
-    return shown if len(names) <= 6 else f"{shown} and {len(names) - 6:,} more"
+def join_names(names:list[str], most:int=6)->str:
+    "Names in one string: the first ones, and how many more there are"
+    shown = ", ".join(str(n)[:30] for n in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"
 
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 

@@ -32,7 +32,7 @@ _HUB_DATASET = re.compile(rf"([\w.-]+/[\w.-]+)(@[\w.-]+)?((?:{_HUB_PART}){{0,2}}
 _HUB_FILE = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(@[\w.-]+)?/(.+)")
 _SLICE = re.compile(r"(.+)\[:(\d+)(%?)\]")
 
-NO_ROWS = ("hidden", "about the rows", "code or settings", "of another domain", "of the test split")   # no warning
+NO_ROWS = ("hidden", "about the rows", "code or settings", "a kept copy", "of another domain", "of the test split")
 
 def validation_sources(rows, domain:str|None=None)->list[Source]:
     "The validation files of a folder with training files; none of other rows"

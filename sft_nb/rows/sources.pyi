@@ -10,7 +10,7 @@ from sft_nb.rows.columns import ColumnRenamer as ColumnRenamer
 from sft_nb.rows.files import Source as Source
 from typing import Any
 
-NO_ROWS: tuple[str, str, str, str, str]
+NO_ROWS: tuple[str, str, str, str, str, str]
 
 def validation_sources(rows: Any, domain: str | None=None) -> list[Source]:
     """The validation files of a folder with training files; none of other rows"""

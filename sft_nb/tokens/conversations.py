@@ -33,6 +33,7 @@ class ParsedRow(NamedTuple):
     drop_reason:str=""              # why the row excludes itself from training; empty: not excluded
     numbers:dict={}                 # column -> number in it that is trained on as text
     copies:list[str]=[]             # columns that were not read, and repeat messages
+    ignored:list[str]=[]            # columns in `ignore_columns` that the row has
 
 def parse_row(
     task:Task,
@@ -62,6 +63,7 @@ def parse_row(
         unread = unread_columns(tracked)
         if task.name in ANY_FORMAT or any(f not in row for f in task.fields):   # it was read as a conversation
             unread += unread_message_keys(row)
+        ignored = [name for name in ignored if name in row or name in unread]
         unread = [name for name in unread if name not in ignored]
         reason = exclusion_reason(row, unread)
     except SftError as e:   # tasks and formats do not know the place of the row
@@ -76,7 +78,7 @@ def parse_row(
         return bool(contents) and len(contents) == len(value) and all(text in texts for text in contents)
     copies = [k for k in unread if is_copy(row.get(k))]
     unread = [k for k in unread if not (is_honoured(row, k) or k in copies)]
-    return ParsedRow(messages[:n], n < len(messages), unread, reason, numbers, copies)
+    return ParsedRow(messages[:n], n < len(messages), unread, reason, numbers, copies, ignored)
 
 def _plain_messages(task:Task, row:dict, cfg:Config|None)->list[dict]|None:
     "The messages of a row that holds nothing else and needs no translation, as most rows of chats do; None for others"

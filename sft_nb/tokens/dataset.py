@@ -252,6 +252,8 @@ def _find_in_rows(s:Split, name:str, chat:bool, max_length:int)->list[Finding]:
     return out
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #acc00017
+_MOST_NAMES = 20   # of columns in a sentence
+
 def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
     "Columns that are not used, and answers that are"
     out, names, ignored = [], [*s.seen.unread], cfg.ignore_columns
@@ -282,7 +284,8 @@ def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
     if name == "train" and (split := s.seen.other_split):
         each = ", ".join(f"{value} in {pluralise(n, 'row')}" for value, n in split.items())
         text = f"rows that a column calls held out are trained on: {each}"
-        fix = "leave these rows out of {train_file}, and name them in {eval_file}"
+        fix = ("write these rows into held_out.jsonl and the others into train.jsonl, then {train_file} train.jsonl "
+               "{eval_file} held_out.jsonl")
         out.append(warn(text, fix, check="train_split"))
     if rejected := s.seen.rejected:
         each = ", ".join(f"{said} in {pluralise(n, 'row')}" for said, n in rejected.items())
@@ -300,7 +303,7 @@ def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
     answers = [*s.seen.answers.values()]
     learnable = [c for c in names if not are_metadata([c]) or cfg.task == "classify" and c in s.seen.answers]
     shown = learnable or names
-    text = f"{join_names(shown)} {'is' if len(shown) == 1 else 'are'} not used in any conversation"
+    text = f"{join_names(shown, _MOST_NAMES)} {'is' if len(shown) == 1 else 'are'} not used in any conversation"
     if not learnable: return [*out, ok(text, check=f"{name}_columns")]
     ignore = edit(ignore_columns=(*(ignored or ()), *learnable))
     fix = ignore | "a task that reads them"
@@ -531,48 +534,63 @@ def _side_figures(s:Split)->dict:
         tokens_per_row=dict(median=round(p50), p95=round(p95), max=int(lengths.max())),
         lengths=dict(edges=[round(float(e), 1) for e in edges], counts=counts.tolist()), fingerprint=s.fingerprint)
 
-def _names_of(s:Split, counts:dict[str,int])->list[str]:
-    "Columns by the names that they have in the files, the most frequent first, without those of a few rows or of none"
-    least = .05 * max(counts.values(), default=0)
-    return [s.seen.columns.get(name, name) for name, n in sorted(counts.items(), key=itemgetter(1), reverse=True)
-            if n >= least]
+def _names_of(s:Split, counts:dict[str,int], format:str)->list[str]:
+    "Columns of one format by their names in the files, the most frequent first, without those of a few rows or of none"
+    here = {key.removeprefix(f"{format} "): n for key, n in counts.items() if key.startswith(f"{format} ")}
+    least, columns = .05 * max(here.values(), default=0), s.seen.columns
+    return [" or ".join(columns.get(name, [name]))
+            for name, n in sorted(here.items(), key=itemgetter(1), reverse=True) if n >= least]
+
+def _what_is_learned(s:Split, format:str)->dict:
+    "The columns of answers and prompts in the rows of one format"
+    answers, prompts = _names_of(s, s.seen.answers_from, format), _names_of(s, s.seen.prompts_from, format)
+    if format in ("messages", "sharegpt", "vertex") and {*answers} <= {*prompts}: prompts = answers
+    return dict(format=format, rows=s.seen.formats[format], answers_from=answers,
+                prompts_from=[name for name in prompts if name not in answers] or prompts)
 
 def _learning_facts(cfg:Config, train:Split, eval:Split|None, template:Template)->dict:
     "The facts about what is learned: columns, rows, system prompts and arguments of the template"
     seen = train.seen
     arguments = [*(cfg.chat_template_kwargs or ()), *(f"{own} of rows" for own in seen.arguments)]
-    answers, prompts = _names_of(train, seen.answers_from), _names_of(train, seen.prompts_from)
     held_out = eval is not None and (cfg.eval_fraction or cfg.eval_rows)
-    if seen.formats.keys() <= {"messages", "sharegpt", "vertex"} and {*answers} <= {*prompts}: prompts = answers
+    formats = [name for name in seen.formats if name != "unknown"] or [*seen.formats]
     return dict(
-        answers_from=answers, prompts_from=[name for name in prompts if name not in answers] or prompts,
-        formats=seen.formats, response_template=cfg.response_template, turns=cfg.train_on_turns,
+        learned=[_what_is_learned(train, name) for name in formats], response_template=cfg.response_template,
+        turns=cfg.train_on_turns,
         prompts_learned=seen.prompts_too, rows=train.n_kept, rows_read=train.n_read, left_out=train.reasons,
         cut=train.counts.shortened, excluded=seen.flags.get("hidden", 0), columns_not_used=[*seen.unread],
+        columns_ignored=[*seen.ignored],
         system_prompts=[*seen.systems],
         default_system="" if all(seen.systems) else template.default_system,
         files_not_read={why: len(files) for why, files in _count_not_read(train).items() if why not in NO_ROWS},
         template_arguments=arguments[:4], max_samples=cfg.max_samples,
         eval_samples=cfg.eval_samples if held_out and eval.n_read == cfg.eval_samples else None)
 
+def _say_what_is_learned(
+    one:dict,    # from `_what_is_learned`
+    facts:dict,  # from `_learning_facts`
+)->str:
+    "The answers of one format in words"
+    answers, prompts = (join_names([f"column {name}" if name.isdigit() else name for name in one[key]], _MOST_NAMES)
+                        for key in ("answers_from", "prompts_from"))   # numbers: of rows that are lists
+    if one["format"] == "text":
+        if facts["response_template"]: return f"what follows {facts['response_template']!r} in the text"
+        return f"all of {answers}" if answers else "whole texts"
+    if one["format"] == "tokens": return "the tokens that their labels do not mask"
+    if not answers: return "answers that are made from several columns"
+    if answers == prompts: return ("the last answer" if facts["turns"] == "last" else "the answers") + f" in {answers}"
+    return f"{answers}, as the answer to {prompts}" if prompts else answers
+
 def _learning_summary(
     facts:dict,   # from `_learning_facts`
 )->str:
     "The facts as a paragraph"
-    answers, prompts = ([f"column {name}" if name.isdigit() else name for name in facts[key]]   # of rows that are lists
-                        for key in ("answers_from", "prompts_from"))
-    formats = {*facts["formats"]} - {"unknown"}
-    if formats == {"text"}:
-        told = f"Learned: all of {join_names(answers)}" if answers else "Learned: whole texts"
-        if facts["response_template"]: told = f"Learned: what follows {facts['response_template']!r} in the text"
-    elif formats == {"tokens"}: told = "Learned: the tokens that their labels do not mask"
-    elif answers and answers == prompts:
-        which = "the last answer" if facts["turns"] == "last" else "the answers"
-        told = f"Learned: {which} in {join_names(answers)}"
-    elif answers:
-        told = f"Learned: {join_names(answers)}"
-        if prompts: told += f", as the answer to {join_names(prompts)}"
-    else: told = "Learned: answers that are made from several columns"
+    learned, formats = facts["learned"], {one["format"] for one in facts["learned"]}
+    each = [_say_what_is_learned(one, facts) for one in learned]
+    told = f"Learned: {each[0]}"
+    if len(each) > 1:
+        told = "Learned: " + "; ".join(f"in {pluralise(one['rows'], 'row')} ({one['format']}) {what}"
+                                       for one, what in zip(learned, each))
     if facts["prompts_learned"]: told += "; prompts are learned too"
     parts = [told]
     rows = f"all {facts['rows']:,} rows" if facts["rows"] == facts["rows_read"] else (
@@ -585,7 +603,8 @@ def _learning_summary(
     if facts["max_samples"] == facts["rows_read"]: parts[-1] += " (max_samples)"
     if facts["eval_samples"]:
         parts.append(f"Held out: the first {facts['eval_samples']:,} rows (eval_samples); any others are not used")
-    if facts["columns_not_used"]: parts.append(f"Not used: {join_names(facts['columns_not_used'])}")
+    if names := facts["columns_not_used"]: parts.append(f"Not used: {join_names(names, _MOST_NAMES)}")
+    if names := facts["columns_ignored"]: parts.append(f"Ignored (ignore_columns): {join_names(names, _MOST_NAMES)}")
     if facts["files_not_read"]:
         each = ", ".join(f"{n:,} ({why})" for why, n in facts["files_not_read"].items())
         parts.append(f"Files of the folder that are not read: {each}")
@@ -621,7 +640,8 @@ def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)-
     if others := _count_not_read(train):
         text = ", ".join(f"{len(files):,} ({why})" for why, files in others.items())
         figures["files_not_read"] = Shown(text, [dict(files=len(files), reason=why) for why, files in others.items()])
-    if unread := [*train.seen.unread]: figures["columns_not_learned_from"] = Shown(join_names(unread), unread)
+    if unread := [*train.seen.unread]:
+        figures["columns_not_learned_from"] = Shown(join_names(unread, _MOST_NAMES), unread)
     figures["train"] = _side_figures(train)
     if eval: figures["eval"] = _side_figures(eval)
 

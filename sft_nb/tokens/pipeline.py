@@ -41,6 +41,7 @@ class Row:
     drop_reason:str=""       # why it is dropped
     drop_kind:str="unusable"     # as in `Truncated`
     prompt_too:bool=False        # True: its prompt is supervised too
+    format:str=""                # as in `RowStatistics.formats`
     loose:int=0                  # `loose_key` of its prompt, or of a whole text; 0: of tokens, or of a dropped row
     unread:Sequence[str]=()      # its columns that nothing read
 
@@ -57,7 +58,7 @@ class RowStatistics:
     systems:dict[str,int]=field(default_factory=dict)   # first system message (empty: none) -> rows; two at most
     unread:dict[str,int]=field(default_factory=dict)    # unread column -> rows in which it is not empty
     answers:dict[str,str]=field(default_factory=dict)   # unread column that may be learned -> itself, or its only entry
-    columns:dict[str,str]=field(default_factory=dict)   # field -> column, if they are called differently
+    columns:dict[str,list[str]]=field(default_factory=dict)   # field -> its columns, if one is called differently
     numbers:dict[str,int]=field(default_factory=dict)   # column -> rows whose number in it is trained on as text
     empty_answers:int=0         # empty answers in rows that have others
     tools_as_text:int=0         # rows whose tools the template would not write
@@ -72,7 +73,8 @@ class RowStatistics:
     texts:dict[str,int]=field(default_factory=dict)       # looked_at, single, once, markup, ... -> answers
     repeated:dict[str,int]=field(default_factory=dict)    # repeated answer -> count
     call_flaws:dict[str,int]=field(default_factory=dict)  # name in `CALL_FLAWS` -> rows
-    answers_from:dict[str,int]=field(default_factory=dict)   # column -> inspected rows whose answer it holds
+    ignored:dict[str,int]=field(default_factory=dict)   # column in `ignore_columns` -> rows that have it
+    answers_from:dict[str,int]=field(default_factory=dict)   # `format column` -> inspected rows whose answer it holds
     prompts_from:dict[str,int]=field(default_factory=dict)   # the same of prompts
     arguments:dict[str,int]=field(default_factory=dict)   # the row's own arguments of the template, as JSON -> rows
     commonest:dict[str,int]=field(default_factory=dict)   # the most common answer of each block -> count
@@ -127,7 +129,7 @@ def loose_text(text:str)->str:
 _BATCH = 512   # rows; small enough that a small file is read and encoded at the same time
 _FEW = 16      # blocks to read before starting other processes is worthwhile
 _NOT_LEARNED = "rejected", "non_preferred_output"   # though they are read
-_TRACED, _TRACED_TURNS = 16, 8   # rows of a block, and messages of each, whose texts are looked for in columns
+_TRACED, _TRACED_TURNS = 16, 8   # rows of each format in a block, and messages of each, to be looked for
 _ALL_OF, _OF_A_BLOCK = 1024, 64   # rows that are inspected: the first ones, and the first of each later block
 
 def _row_blocks(rows:Iterable)->Iterator[tuple[int,list]]:
@@ -233,8 +235,8 @@ def read(self:Reader, place:str, row:dict)->Row:
     seen.formats[name] = seen.formats.get(name, 0) + 1
     seen.prompts_too += prompt_too and bool(examples)
     loose = loose_key(_prompt_text(messages)) if examples and messages[0]["role"] != "tokens" else 0
-    return Row(place, as_recorded(row), messages, examples, drop_reason, prompt_too=prompt_too, loose=loose,
-               unread=unread)
+    return Row(place, as_recorded(row), messages, examples, drop_reason, prompt_too=prompt_too, format=name,
+               loose=loose, unread=unread)
 
 @patch
 def count_unlearned(self:Reader, parsed:ParsedRow, row:dict)->None:
@@ -252,6 +254,7 @@ def count_unlearned(self:Reader, parsed:ParsedRow, row:dict)->None:
     if not self.t.chat and parsed.messages and "chat_template_kwargs" in parsed.messages[0]:
         names = [*names, "chat_template_kwargs"]   # for a missing template
     for name in names: self.seen.unread[str(name)] = self.seen.unread.get(str(name), 0) + 1
+    for name in parsed.ignored: self.seen.ignored[name] = self.seen.ignored.get(name, 0) + 1
 
 @patch
 def why_nothing_to_learn(self:Reader, messages:list[dict])->str:
@@ -316,16 +319,19 @@ def look_at_rows(self:Reader, rows:list[Row])->None:
         if is_list: values = [text for text, in values]   # as annotation tools write a label
         if values and proposals.may_be_answer(name, values): seen.answers[name] = f"{name}[0]" if is_list else name
     inspected = [row for row in rows if row.examples and row.messages[0]["role"] != "tokens"]
-    for row in inspected[:_TRACED]:
+    traced = Counter()
+    for row in inspected:
+        if traced[row.format] >= _TRACED: continue
+        traced[row.format] += 1
         *before, last = row.messages
         learned = [m for m in before[-_TRACED_TURNS:] if m["role"] == "assistant" and m.get("train", True)] + [last]
         asked = [m for m in before[:_TRACED_TURNS] if m["role"] != "assistant"]
         columns = {k: v for k, v in dict.items(row.row) if k not in (*row.unread, *_NOT_LEARNED)}
         own = row.messages[0].get("chat_template_kwargs")
-        for found, names in ((seen.answers_from, _columns_of(learned, columns)),
-                             (seen.prompts_from, _columns_of(asked, columns)),
+        for found, names in ((seen.answers_from, [f"{row.format} {name}" for name in _columns_of(learned, columns)]),
+                             (seen.prompts_from, [f"{row.format} {name}" for name in _columns_of(asked, columns)]),
                              (seen.arguments, [json.dumps(own)] if own else [])):
-            for name in names: found[name] = found.get(name, 0) + 1
+            for key in names: found[key] = found.get(key, 0) + 1
     if texts: texts.count_flaws(seen, inspected, self.t)
 
 

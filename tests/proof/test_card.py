@@ -1,6 +1,8 @@
 """A card tells what a run's files hold: no path, no secret and no text of a row, and the worst first."""
 import json
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,11 @@ from learner import small, weights_of_learner
 from sft_nb.base.report import Report, SftError, warn
 from sft_nb.cli import main
 from sft_nb.config.load import load_config
-from sft_nb.evaluation.evaluate import evaluate
-from sft_nb.extras.card import card_page, Card, hub_metadata, keep_card, last_names, make_card, readme_block, write_card
+from sft_nb.evaluation.evaluate import evaluate, Evaluation
+from sft_nb.evaluation.generations import Answer, Scores
+from sft_nb.extras.card import (
+    card_page, Card, evaluation_in_card, hash_answers, hub_metadata, keep_card, last_names, make_card, readme_block,
+    write_card)
 from sft_nb.runs.directory import Run
 from sft_nb.training.train import train
 
@@ -60,11 +65,42 @@ def test_license_and_language_are_those_that_the_base_states(of_ada, tmp_path):
     assert "license" not in hub_metadata(card).to_dict() and "so none is given here" in readme_block(card)
 
 
-def test_a_model_that_is_not_better_than_a_trivial_answer_says_so_first(of_ada):
+def test_a_model_that_is_not_better_than_a_trivial_answer_says_so(of_ada):
     "The learner has learned nothing, and always the same answer is right for half of the rows"
-    first = make_card(of_ada).result_in_words[0]
-    assert first.startswith(("not better than always the same answer: ", "worse than always the same answer: "))
+    first, status = make_card(of_ada).result_in_words
+    assert re.match(r"accuracy \d+\.\d% \(95% interval [^)]+\); (not better|worse) than always the same answer$", first)
+    assert status == "warn"
     assert f"**{first}**" in (of_ada.adapter/"README.md").read_text()
+
+
+def test_a_lower_loss_without_right_answers_is_no_success(of_ada):
+    def scores(loss, text):
+        figures = [dict(loss=loss + k / 100, f1=.1) for k in range(40)]
+        answers = [Answer(f"{k}", f"{k}?", text, False, None, f"word {k}", 4, True, f) for k, f in enumerate(figures)]
+        return Scores("tuned", answers, dict(loss=loss + .195, f1=.1))
+    e = Evaluation.load(of_ada.path/"eval/adapter.json")
+    e = replace(e, base=scores(9., "a"), tuned=scores(3., "b"), by="loss", baselines=None, stored=None, forgotten=None)
+    card = replace(make_card(of_ada), scores=evaluation_in_card(hash_answers(e)), warned=[])
+    first, status = card.result_in_words
+    assert first.startswith("0 of 40 answers as expected, word for word, f1 0.1, loss 3.195 (95% interval ")
+    assert "; lower than its base: loss -6" in first and status == "warn"
+
+
+def test_the_terminal_tells_the_warnings_of_the_evaluation_and_of_the_training(of_ada, capsys):
+    assert main(["card", str(of_ada.path)]) == 0
+    out = capsys.readouterr().out
+    found = Evaluation.load(of_ada.path/"eval/adapter.json").findings
+    assert [f.check for f in found if f.status == "warn"] and all(f"! {f.check}: " in out for f in found)
+    assert "collapse" in out and str(of_ada.adapter/"card.json") in out
+
+
+def test_scores_of_fewer_rows_do_not_replace_those_of_more(of_ada, tmp_path, capfd):
+    run = Run(shutil.copytree(of_ada.path, tmp_path/"r"))
+    before = Evaluation.load(run.path/"eval/adapter.json")
+    assert evaluate(run, eval_samples=3, by="accuracy").tuned.n == 3 < before.tuned.n
+    assert f"the scores of {before.tuned.n} rows stay in eval/adapter.json" in capfd.readouterr().err
+    assert Evaluation.load(run.path/"eval/adapter.json").tuned.n == before.tuned.n
+    assert Evaluation.load(run.path/"eval/adapter-3-rows.json").tuned.n == 3
 
 
 def test_scores_of_other_weights_are_not_told(of_ada, tmp_path):

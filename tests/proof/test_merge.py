@@ -256,9 +256,12 @@ def test_an_answer_that_became_unlikely_is_a_failure():
 
 def test_answers_that_differ_come_first():
     a, b = (merging.Probe(["3", text], [[0, 1, 2]] * 2, [1] * 2, [torch.ones(3, 50)] * 2) for text in ("4", "5"))
-    both = "the merged model and the adapter agree"
-    assert parity(a, b).findings[0].says.startswith(f"{both} but for some answers: 1 of 2 greedy answers are equal")
-    assert parity(a, a).findings[0].says.startswith(f"{both}, up to rounding: 2 of 2 greedy answers are equal")
+    both = "the merged model and the adapter"
+    found = parity(a, b).findings[0]
+    assert found.status == "fail" and found.says.startswith(f"1 of 2 greedy answers of {both} differ; where they ")
+    found = parity(a, b, has_ties=True).findings[0]
+    assert found.status == "warn" and "agree" not in found.says and "a concern if" in found.says
+    assert parity(a, a).findings[0].says.startswith(f"{both} agree, up to rounding: 2 of 2 greedy answers are equal")
 
 
 def test_a_run_in_16_bits_is_merged_in_32(tmp_path):

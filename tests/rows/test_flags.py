@@ -138,6 +138,7 @@ def test_rows_of_another_split_in_a_training_file_are_a_warning():
     rows = [dict(question=f"a{i}?", answer="right", split=s) for i, s in enumerate(splits)]
     found = warned(read(*rows))["train_split"]
     assert "split: test in 2 rows, split: Validation in 1 row" in found.says
+    assert found.fix.says("shell").endswith(", then --train-file train.jsonl --eval-file held_out.jsonl")
     assert "train_split" not in warned(read(rows[0]))
     for other in (dict(split=3), dict(split=["test"]), dict(is_test=[1, 2]), dict(is_test=False), dict(set="small"),
                   dict(topic="test")):

@@ -47,6 +47,16 @@ def test_files_about_the_rows_are_none(tmp_path):
     assert report.figures["files_not_read"] == "1 (hidden), 3 (about the rows), 1 (code or settings)"
 
 
+def test_kept_copies_are_not_read_and_no_warning(tmp_path):
+    for name in ("a.jsonl", "a.jsonl.cp1252", "a.jsonl.bak", "a.jsonl.orig", "a.jsonl~", "earlier.old"):
+        (tmp_path/name).write_text('{"question": "1+1?", "answer": "2"}\n')
+    (tmp_path/"other.cp1252").touch()
+    report = report_of(tmp_path)
+    assert report.figures["train"]["rows_read"] == 1
+    assert report.figures["files_not_read"] == "5 (a kept copy), 1 (.cp1252 is not supported)"
+    assert "1 file of the folder is not read: 1 (.cp1252" in finding(report).says
+
+
 def test_files_of_other_splits_and_domains(tmp_path):
     for name in ("law_train", "law_val", "law_test", "art_train"):
         (tmp_path/f"{name}.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')

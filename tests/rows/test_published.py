@@ -95,6 +95,10 @@ READ = dict(   # name -> row, learned of the first row
         dict(type="tool", content="x", tool_call_id="c"), dict(type="ai", content=A)]),
                      ['{"name": "f", "arguments": {}}', FIRST]),
     messages_as_json=(dict(prompt=json.dumps([USER]), completion=json.dumps(ANSWER)), [FIRST]),
+    author_body=(dict(messages=[dict(author="customer", body=Q), dict(author="Support", body=A)]), [FIRST]),
+    speaker_utterance=(dict(messages=[dict(speaker="user", utterance=Q), dict(speaker="assistant", utterance=A)]),
+                       [FIRST]),
+    name_message=(dict(messages=[dict(name="User", message=Q), dict(name="Agent", message=A)]), [FIRST]),
     chinese_roles=(dict(messages=[dict(role="系统", content="s"), dict(role="用户", content=Q),
                                   dict(role="助手", content=A)]), [FIRST]),
     messages_as_sorted_json=(dict(prompt=json.dumps([USER], sort_keys=True), completion=A), [FIRST]),
@@ -144,6 +148,10 @@ PROPOSED = dict(   # name -> row, settings of the first fix, learned of the firs
                     "prompt=inputs.messages completion=outputs.output.content", FIRST, "What is 0"),
     claude=(dict(uuid="{k}", name="x", chat_messages=[dict(text=Q, sender="human"), dict(text=A, sender="assistant")]),
             "messages=chat_messages", FIRST, "What is 0"),
+    thread=(dict(id="{k}", thread=[dict(author="user", body=Q), dict(author="assistant", body=A)]), "messages=thread",
+            FIRST, "What is 0"),
+    named_dialogue=(dict(dialogue=[dict(name="user", message=Q), dict(name="assistant", message=A)]),
+                    "messages=dialogue", FIRST, "What is 0"),
     hub_viewer=(dict(row_idx="{k}", row=dict(messages=[USER, ANSWER])), "messages=row.messages", FIRST, "What is 0"),
     api_log=(dict(request=dict(model="m", messages=[USER]), response=dict(choices=[dict(
         index=0, message=ANSWER, finish_reason="stop")])),
@@ -372,3 +380,13 @@ def test_prompts_that_cannot_be_learned_are_counted():
                 "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
     found = finding(chat_template=template)
     assert found.status == "warn" and "4 prompts are not learned" in found.says
+
+
+@pytest.mark.parametrize("messages, expected", [
+    ([dict(speaker="Bob", utterance="Hi?"), dict(speaker="Alice", utterance="Yes.")],
+     "write user or assistant instead of Bob in message 1"),
+    ([dict(role="user", phrase="Hi?", time=3), dict(role="assistant", phrase="Yes.")],
+     'write message 1 as {"role": "user", "content": "..."}')])
+def test_messages_without_a_known_role_or_a_known_text_are_no_empty_answers(messages, expected):
+    with pytest.raises(SftError) as e: read(dict(messages=messages))
+    assert str(e.value.fix) == expected

@@ -743,6 +743,17 @@ def test_a_file_that_says_nothing_that_is_known_here(tmp_path):
         load(tmp_path, "loss: {_component_: x}\n")
 
 
+def test_swifts_benchmarks_after_a_training_are_no_held_out_rows(tmp_path):
+    cfg = load(tmp_path, SWIFT + "eval_use_evalscope: true\neval_dataset: gsm8k\n")
+    assert cfg.eval_file is None
+
+
+def test_a_file_of_accelerate_is_one_sentence(tmp_path):
+    text = "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\n"
+    with pytest.raises(ConfigError, match="config of accelerate, which.* Fix: num_processes, fsdp and deepspeed"):
+        load(tmp_path, text)
+
+
 def test_swifts_command_line():
     from sft_nb.cli.options import Option, parse
     line = """--model Qwen/Qwen2.5-7B-Instruct --train_type lora --dataset u/x:en#500 u/y#20 --torch_dtype bfloat16
@@ -782,6 +793,10 @@ def test_a_shell_script_is_read(tmp_path):
         load(tmp_path, "swift rlhf --rlhf_type dpo --model u/m --dataset 'u/x'", "dpo.sh")
     for text in ("ls\n", "echo 'open --a\n", ""):
         with pytest.raises(ConfigError, match="no command in it has options"): load(tmp_path, text, "none.sh")
+    for line, fix in {"swift infer --adapters out --stream true": "chat", "swift export --adapters out": "merge",
+                      "N=1 megatron export --model m": "merge", "swift eval --eval_url u": "evaluate",
+                      "trl vllm-serve --model m": "chat", "axolotl merge-lora a.yml --model-dir=b": "merge"}.items():
+        with pytest.raises(ConfigError, match=f"does not train. Fix: sft_nb {fix} RUN"): load(tmp_path, line, "no.sh")
     (tmp_path/"bytes.sh").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="bytes.sh"): load_config(tmp_path/"bytes.sh")
 

@@ -149,6 +149,23 @@ def test_a_paragraph_names_what_is_learned(train, settings, expected, tokenizer)
     assert "Learned: " in report._repr_html_()
 
 
+def test_the_paragraph_tells_what_is_learned_in_each_form_of_rows(tokenizer):
+    mixed = [dict(vraag=f"{k}?", antwoord=clean(k), bron="x") for k in range(60)] + [
+        dict(question="Which?", answer="This."), dict(instruction="Say it.", output="It."), dict(messages=TALK)]
+    cfg = load_config(task="chat", fields=("question=vraag", "answer=antwoord"), ignore_columns=("bron", "absent"))
+    assert prepare(cfg, tokenizer, train=mixed).report.summary == (
+        "Learned: in 61 rows (question_answer) antwoord or answer, as the answer to vraag or question; "
+        "in 1 row (alpaca) output, as the answer to instruction; in 1 row (messages) the answers in messages. "
+        "From all 63 rows. Ignored (ignore_columns): bron. No system prompt in the rows.")
+
+
+def test_the_paragraph_names_every_column_that_is_not_used(tokenizer):
+    names = [f"c{k}" for k in range(12)]
+    report = prepare(load_config(task="chat"), tokenizer,
+                     train=[dict(question="Hi?", answer="Yes.") | dict.fromkeys(names, 7)] * 2).report
+    assert f"Not used: {', '.join(names)}." in report.summary and "more" not in report.summary
+
+
 def test_the_paragraph_tells_that_only_some_of_the_held_out_rows_are_used(tokenizer):
     def summary(n): return prepare(load_config(task="chat", eval_fraction=.5, eval_samples=n), tokenizer,
                                    train=rows(clean)).report.summary
