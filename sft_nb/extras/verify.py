@@ -85,7 +85,11 @@ class Verification(Viewable):
         order = sorted(self.claims, key=lambda c: min([*LEVELS].index(c.level), 2))   # what is wrong comes first
         lines = [dict(claim=c.name, level=c.level, card=shorten(c.value, 60, end=16), why=c.why[:300]) for c in order]
         known = [f"{level}: {means}" for level, means in reversed(LEVELS.items()) if self.of_level(level)]
-        return View(f"card of {self.card}", f"{text}: {', '.join(counts)}", status=status,
+        unknown = ", ".join(c.name for c in self.of_level("stated"))
+        known = [f"{line}: {unknown}" if line.startswith("stated") else line for line in known]
+        place = Path(self.folder).name
+        title = f"card of {self.card}" + (f" in {place}" if place not in (self.card, "adapter") else "")
+        return View(title, f"{text}: {', '.join(counts)}", status=status,
                     parts=[Table(lines, left=["claim", "level", "card", "why"], widest=300), *known],
                     data=dict(exit_code=self.exit_code, card=self.card, folder=self.folder, claims=self.claims))
 
@@ -253,8 +257,14 @@ def check_files(ev:Evidence)->list[Claim]:
     elif differ and not card.config.get("adapter_name_or_path"):
         name, setting = differ[0], kept[differ[0]]
         level, why = "contradicted", f"{name} is {found.get(name)}, and {setting} {card.config.get(setting)}"
-    else: level, why = "consistent", ""
+    else: level, why = "consistent", _about_base(ev)
     return [*claims, Claim("adapter", level, f"r {card.adapter.get('r')}, alpha {card.adapter.get('lora_alpha')}", why)]
+
+def _about_base(ev:Evidence)->str:
+    "A name of the base that the card does not have; a path may be any"
+    named = str(read_json_object(ev.folder/ADAPTER_CONFIG).get("base_model_name_or_path") or "")
+    other = _HUB_NAME.fullmatch(named) and Path(named).name != Path(str(ev.card.base["name"])).name
+    return f"{ADAPTER_CONFIG} names the base {named}" if other else ""
 
 _LARGEST_README_BYTES = 2**20
 
@@ -287,7 +297,7 @@ def check_readme(ev:Evidence)->list[Claim]:
 def check_settings(ev:Evidence)->list[Claim]:
     "Are the settings those of the run, and do they fit the log?"
     c, rates = ev.card.config, [rate for rate in ev.card.training["curve"]["learning_rate"] if rate is not None]
-    value = f"{len(c)}, learning rate {c.get('learning_rate')}, seed {c.get('seed')}"
+    value = f"{len(c)} settings, learning rate {c.get('learning_rate')}, seed {c.get('seed')}"
     if rates and max(rates) > c["learning_rate"] * (1 + 1e-6):
         return [Claim("settings", "contradicted", value, f"the log has a learning rate of {max(rates):.4g}")]
     if ev.run is None: return [Claim("settings", "stated", value, "config.json of the run is not here")]
@@ -324,8 +334,8 @@ def check_base(ev:Evidence)->list[Claim]:
     try: ev.need_base()
     except Exception as e: return claim(known, reason_of(e))
     folder = base_folder(**ev.cfg.values(base_folder))
-    if not base["files"] or folder is None: return claim(known, "no digest of its weights is known")
     here = weights_of(folder)
+    if not base["files"] or not here: return claim(known, "no digest of its weights is known")
     if here == base["files"]: return claim("re-derived")
     if base.get("commit") and folder.parent.name == "snapshots" and folder.name != base["commit"]:
         return claim(known, f"here is another commit: {folder.name}")
@@ -434,7 +444,7 @@ def check_step(ev:Evidence)->list[Claim]:
     logged = [step for step in ev.card.training["curve"]["step"] if step > 1] or [1]   # nothing was learned before it
     def start_of(step:int)->int: return max(start for start in starts if start < step)
     step = min(logged, key=lambda step: step - start_of(step))
-    taken = f"steps {start_of(step) + 1} to {step}"
+    taken = f"steps {start_of(step) + 1} to {step} of {ev.card.step:,}"
     def claim(level:str, why:str="")->list[Claim]: return [Claim("steps of training", level, taken, why)]
     try:
         with tempfile.TemporaryDirectory(prefix="sft_nb-card-") as folder:
@@ -446,7 +456,7 @@ def check_step(ev:Evidence)->list[Claim]:
     why = f"loss {replayed.loss:.6g} here, a difference of {replayed.difference:.1g}"
     if replayed.difference <= ev.bench.tolerance: return claim("re-derived", why)
     if ev.other_versions: return claim("not reproduced", f"{why}, with {ev.other_versions}")
-    return claim("contradicted", why)
+    return claim("contradicted", f"{why}: a setting, the rows or the logged losses are not those of the training")
 
 # %% ../../nbs/16_extras/42_verify.ipynb #vf0sco01
 def _fault_of_scores(written:dict, s:Scores)->str:
@@ -631,13 +641,14 @@ _RESTS_ON = {"score": ("answers of the model",), "score of the base": ("answers 
              "gain over the base": ("answers of the model", "answers of the base")}
 
 def adjust_levels(claims:list[Claim])->list[Claim]:
-    "Figures that follow from answers are re-derived if the models have given these again, or not reproduced"
+    "Figures that follow from answers are re-derived if the models have given all of these again, or not reproduced"
     known = {c.name: c for c in claims}
     def adjusted(c:Claim)->Claim:
         below = [known[name] for name in _RESTS_ON.get(c.name, ()) if name in known]
         if c.level != "consistent" or not below: return c
         worst = min(below, key=lambda c: [*LEVELS].index(c.level))
-        why = f"{worst.value}: {worst.why}"
+        why, asked = f"{worst.value}: {worst.why}", re.match(r"(\d+) of (\d+) ", worst.value)
+        if worst.level == "re-derived" and asked and asked[1] != asked[2]: return replace(c, why=why)   # a sample
         return replace(c, level=worst.level, why=why) if worst.level in ("re-derived", "not reproduced") else c
     return [*map(adjusted, claims)]
 

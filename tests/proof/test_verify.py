@@ -382,7 +382,7 @@ def test_the_first_steps_of_a_folder_alone_are_taken_again(run, tmp_path, forge)
     (folder/"card.json").write_text(json.dumps(said))
     (folder/"README.md").write_text(readme_text(Card.load(folder/"card.json")))
     found, = verify(folder, sample=1).contradicted
-    assert (found.name, found.value) == ("steps of training", "steps 1 to 10")
+    assert (found.name, found.value) == ("steps of training", "steps 1 to 10 of 60")
 
 
 @pytest.mark.parametrize("what", UNCHECKABLE)
@@ -396,8 +396,25 @@ def test_first_steps_that_are_not_taken_accuse_nobody(run, tmp_path, what):
 
 
 def test_each_level_is_explained(run, tmp_path):
-    found = verify(alone(run, tmp_path), sample=0)
-    assert "stated: only written; nothing here can check it" in str(found) and "not reproduced" not in str(found)
+    text = str(verify(alone(run, tmp_path), sample=0))
+    assert text.startswith("card of first in a b: ") and "not reproduced" not in text
+    assert "stated: only written; nothing here can check it: settings, versions, training loss, answers" in text
+
+
+def test_a_score_of_which_a_sample_was_asked_is_only_consistent(run):
+    found = {c.name: c for c in verify(run, sample=4).claims}
+    assert (found["score"].level, found["answers of the model"].level) == ("consistent", "re-derived")
+    assert found["score"].why == "4 of 20 rows asked: 4 of 4 answers are equal (sample=20 asks all)"
+
+
+def test_an_empty_folder_of_a_base_accuses_nobody_and_another_name_of_it_is_said(on_a_file, tmp_path):
+    folder = alone(on_a_file.path, tmp_path)
+    changed("adapter_config.json", "base_model_name_or_path", to="org/base")(folder)
+    (tmp_path/"empty").mkdir()
+    rows_file(tmp_path)
+    found = {c.name: c for c in verify(folder, base=tmp_path/"empty", rows=tmp_path, sample=0).claims}
+    assert (found["base"].level, found["base"].why) == ("stated", "no digest of its weights is known")
+    assert (found["adapter"].level, found["adapter"].why) == ("consistent", "adapter_config.json names the base org/base")
 
 
 def test_a_contradiction_says_what_is_there(run):

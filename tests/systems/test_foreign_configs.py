@@ -720,7 +720,11 @@ def test_a_file_of_a_tool_that_is_not_read_is_named_in_one_sentence(tmp_path, to
 @pytest.mark.parametrize("text, says", [
     ("_component_: x\nteacher_model: {_component_: y}", "a config of torchtune for distillation"),
     ("quantizer: {_component_: y}", "a config of torchtune for training for a number format"),
+    ("_component_: x\ntasks: [mmlu]\nquantizer: null", "a config of torchtune for evaluation"),
     ("model_name: pythia\ntokenizer_dir: c\ntrain: {max_tokens: 9}", "a config of LitGPT for pretraining"),
+    ("recipe: FinetuneRecipeForVLM\nstep_scheduler: {max_steps: 9}\nmodel: {pretrained_model_name_or_path: u/m}",
+     "a config of NeMo for training on images"),
+    ("model_name_or_path: u/m\nwith_tracking: true\ndpo_beta: 5", "a config of Open Instruct for preference training"),
     ("task: llm-orpo\nbase_model: u/m\nproject_name: x\nparams: {lr: 1e-4}", "AutoTrain for preference training"),
     ("task: token-classification\nbase_model: u/m\nproject_name: x\nparams: {lr: 1e-4}", "for another kind of task"),
     ("data_stages: [{data: {}}]\nparallelism: {dp: 8}", "a config of nanotron for pretraining"),
