@@ -487,6 +487,11 @@ def test_a_folder_that_was_removed(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == "sft_nb: working folder: it was removed; a folder that exists. Fix: cd.\n"
 
 
+def test_python_without_docstrings():
+    done = subprocess.run([sys.executable, "-OO", *SFT_NB[1:], "config", "demo"], capture_output=True, text=True)
+    assert done.returncode == 2 and "it runs without docstrings (-OO)" in done.stderr
+
+
 @pytest.mark.parametrize("stdin, answers", [(None, 0), (b"hi\n\xff\n", 2), (b"", 0)])
 def test_a_chat_with_a_closed_or_odd_input(stdin, answers, monkeypatch, capsys):
     monkeypatch.setattr(evaluation, "_make_asker", lambda options: lambda chats: [SimpleNamespace(text="yes")])

@@ -56,6 +56,13 @@ def torch_environment()->dict[str,str]:
     found = {name: os.environ[name] for name in names if name in os.environ}
     return found | (dict(torch="loaded before sft_nb") if _TORCH_WAS_LOADED else {})
 
+def _compute_with_one_thread()->None:
+    "Torch's threads do not survive a fork, and a computation that is divided among them would wait for ever"
+    limit = getattr(sys.modules.get("torch"), "set_num_threads", None)
+    if limit is not None: limit(1)
+
+os.register_at_fork(after_in_child=_compute_with_one_thread)
+
 # %% ../../nbs/00_base/00_installation.ipynb #inst0006
 SUPPORTED = "sft_nb runs on Linux, macOS, and Windows in WSL (`wsl --install`)."
 

@@ -99,8 +99,11 @@ def _report_unforeseen(e:Exception)->None:
 # %% ../../nbs/15_cli/03_console.ipynb #ad3859e1
 _EXIT_CODES = {"SIGTERM": 143, "SIGHUP": 129}
 
-def _check_working_folder()->None:
-    "ConfigError if the working folder was removed while a shell was in it"
+def _check_process()->None:
+    "ConfigError if the working folder was removed while a shell was in it, or python -OO left out all docstrings"
+    if sys.flags.optimize > 1:
+        raise ConfigError("python", "it runs without docstrings (-OO), and transformers reads them", "-O, or neither",
+                          command("unset PYTHONOPTIMIZE"))
     try: os.getcwd()
     except FileNotFoundError:
         raise ConfigError("working folder", "it was removed", "a folder that exists", command("cd")) from None
@@ -137,7 +140,7 @@ def main(
                 _print_text(_VERSION_LINE if args == ["--version"] else _help_text())
                 code = 0 if args else 2   # without arguments, usage is wrong
             else:
-                _check_working_folder()
+                _check_process()
                 run_command, rest = _find_command(args[0], args[1:]), choose_card(args[1:])
                 load_env_files()
                 code = run_command(rest)

@@ -338,7 +338,7 @@ def weights_key(
     if folder is not None:
         about["tuned"] = weights_of(folder)
         config = folder/"adapter_config.json"
-        if config.exists(): about["adapter"] = config.read_text(encoding="utf-8")
+        if config.is_file(): about["adapter"] = config.read_text(encoding="utf-8", errors="replace")
     return digest(about)
 
 def digest(value)->str:

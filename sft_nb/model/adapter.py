@@ -24,8 +24,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from ..base.extensions import extension, need_extension
-from ..base.files import read_json_object
-from ..base.report import ConfigError, edit, error_summary, pluralise, SftError
+from ..base.files import open_regular, read_json, read_json_object
+from ..base.report import ConfigError, edit, error_summary, pluralise, SftError, why_unreadable
 from ..config.load import Config
 from ..tokens.tokenizer import model_path
 from .experts import (
@@ -307,9 +307,15 @@ def read_adapter(
 ):                     # a PeftModel
     "Load a saved adapter onto its base"
     from peft import PeftConfig, PeftModel
-    adapter = PeftConfig.from_pretrained(str(folder))
+    config = Path(folder, "adapter_config.json")
+    try:
+        read_json(config)   # peft would wait for a writer of a pipe
+        adapter = PeftConfig.from_pretrained(str(folder))
+        name_by_layers(adapter, base)
+    except Exception as e:   # peft raises what comes
+        raise SftError(str(config), f"it cannot be read ({why_unreadable(e)})",
+                       "the one that was saved with these weights", "name another checkpoint, or copy it again") from e
     adapter.inference_mode = True
-    name_by_layers(adapter, base)
     if experts := extension("weights"): adapter._register_custom_module({torch.nn.Module: experts.wrap_packed})
     with targets_as_named(), warnings.catch_warnings():
         warnings.filterwarnings("error", message="Found missing adapter keys")
@@ -502,11 +508,13 @@ def check_trained(
     broken, ranks = [], [0]
     for file in sorted(path.glob("*.safetensors")):
         try:
+            open_regular(file, largest=None).close()   # not a pipe, whose writer would be waited for
             tensors = load_file(file)
             broken += broken_weights(tensors)
             ranks += [len(weight) for name, weight in tensors.items() if ".lora_A" in name]
         except (SafetensorError, OSError) as e:
-            raise SftError(str(file), f"it cannot be read ({error_summary(e)})", "", "name another checkpoint") from e
+            why = getattr(e, "strerror", None) or error_summary(e)
+            raise SftError(str(file), f"it cannot be read ({why})", "", "name another checkpoint") from e
     if broken:
         found = f"it holds NaN or infinity in {pluralise(len(broken), 'tensor')}, the first is {broken[0]}"
         raise SftError(str(path), found, "",

@@ -39,7 +39,7 @@ def weights_of(
 )->dict[str,dict]:
     "File -> bytes and digest"
     files = sorted(folder.glob("*.safetensors")) if folder is not None else []
-    return {f.name: dict(bytes=f.stat().st_size, digest=_sample_digest(f)) for f in files}
+    return {f.name: dict(bytes=f.stat().st_size, digest=_sample_digest(f)) for f in files if f.is_file()}   # no pipe
 
 def base_folder(
     *, model:str, revision:str|None, init:str,   # settings

@@ -1,6 +1,8 @@
 """Device and number format, each with its reason."""
 import json
+import os
 import platform
+import signal
 import time
 from dataclasses import replace
 
@@ -82,3 +84,22 @@ def test_memory_that_is_freed_is_returned():
     before = psutil.Process().memory_info().rss
     free_memory()
     assert before - psutil.Process().memory_info().rss > 100 * 2**20 and kept.sum() == 2**14
+
+
+def test_a_forked_process_computes():
+    "Threads of libgomp do not exist in it, and a computation that is divided among them would wait for ever"
+    threads, x = torch.get_num_threads(), torch.randn(600, 600)
+    torch.set_num_threads(2)
+    try:
+        x @ x
+        pid = os.fork()
+        if pid == 0:
+            x @ x
+            os._exit(7)
+        until, ended = time.time() + 30, (0, 0)
+        while ended == (0, 0) and time.time() < until:
+            time.sleep(.01)
+            ended = os.waitpid(pid, os.WNOHANG)
+        if ended == (0, 0): os.kill(pid, signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(ended[1]) == 7 and ended[0] == pid
+    finally: torch.set_num_threads(threads)

@@ -1,5 +1,6 @@
 "Loading the base: broken weights are named, and new ones are made by every process"
 import json
+import os
 
 import pytest
 import torch
@@ -9,9 +10,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from sft_nb.checks.preflight import preflight
 from sft_nb.config.load import load_config
-from sft_nb.model.adapter import check_trained, load_model
+from sft_nb.model.adapter import check_trained, load_model, read_adapter
 from sft_nb.model.load import load_base
 from sft_nb.base.report import ConfigError, SftError
+from sft_nb.runs.provenance import weights_of
 from sft_nb.tokens.tokenizer import load_tokenizer, model_path
 
 
@@ -103,3 +105,16 @@ def test_a_rank_that_the_weights_do_not_have_is_refused_before_it_is_allocated(t
     with pytest.raises(SftError, match="it has rank 1,000,000,000, and the weights 2"): check_trained(tmp_path, "lora")
     (tmp_path/"adapter_config.json").write_text(json.dumps(dict(r=2, rank_pattern=dict(k_proj=4))))
     check_trained(tmp_path, "lora")
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\x80", b'{"peft_type": {}}', None])
+def test_an_adapter_with_another_config(content, tmp_path):
+    config, base = tmp_path/"adapter_config.json", torch.nn.Sequential(torch.nn.Linear(2, 2))
+    if content is None: os.mkfifo(config)   # whose writer must not be waited for
+    else: config.write_bytes(content)
+    with pytest.raises(SftError, match="adapter_config.json: it cannot be read .*; the one that was saved with these"):
+        read_adapter(base, tmp_path)
+    os.mkfifo(tmp_path/"adapter_model.safetensors")
+    with pytest.raises(SftError, match="adapter_model.safetensors: it cannot be read .it is not a regular file"):
+        check_trained(tmp_path, "lora")
+    assert weights_of(tmp_path) == {}
