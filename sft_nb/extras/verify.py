@@ -88,7 +88,7 @@ class Verification(Viewable):
         unknown = ", ".join(c.name for c in self.of_level("stated"))
         known = [f"{line}: {unknown}" if line.startswith("stated") else line for line in known]
         place = Path(self.folder).name
-        title = f"card of {self.card}" + (f" in {place}" if place not in (self.card, "adapter") else "")
+        title = f"card of {self.card}" + (f" in {place}" if place not in ("", self.card, "adapter") else "")
         return View(title, f"{text}: {', '.join(counts)}", status=status,
                     parts=[Table(lines, left=["claim", "level", "card", "why"], widest=300), *known],
                     data=dict(exit_code=self.exit_code, card=self.card, folder=self.folder, claims=self.claims))
