@@ -211,8 +211,9 @@ check --config nosuch | 2 | no config and no file has this name | --config defau
 check --config nosuch.yaml | 2 | no config and no file has this name | ls .
 check --config demo --show 3 | 2 | --show is not an option | sft_nb check --help
 check --config demo --max-length | 2 | --max-length has no value | --max-length 512
-evaluate good.jsonl | 2 | there is no such path or model | a path with config.json or adapter_config.json
-evaluate folder | 2 | there is no run and no model in it | a path with config.json or adapter_config.json
+evaluate good.jsonl | 2 | there is no such path or model | sft_nb runs
+evaluate folder | 2 | there is no run and no model in it | sft_nb runs
+merge runs/none --output x | 2 | --output is not an option; the nearest is --out | write --out
 evaluate runs/none --eval-samples x | 2 | eval_samples = 'x' is a string | leave --eval-samples out, or write an integer
 evaluate runs/none --max-new-tokens 0 | 2 | there is no such directory | sft_nb runs
 evaluate runs/none --temperature hot | 2 | --temperature is not an option | sft_nb evaluate --help
@@ -312,6 +313,16 @@ def test_data_shows_what_is_left_out(files):
     done = shell("data", "--train-file", files/"long.jsonl", "--max-length", 128, "--eval-samples", 0, "--dropped", 3)
     assert "long.jsonl line 1: longer than max_length 128: " in done.stdout and done.returncode == 0
     assert "\n1 of 1 dropped row shown:\n" in done.stdout
+
+
+def test_data_says_that_a_config_of_another_tool_was_translated(files):
+    lines = ("base_model: tiny", "model_type: LlamaForCausalLM", "sequence_len: 256", "datasets:",
+             f"  - path: {files/'good.jsonl'}", "    type: alpaca_chat.load_qa")
+    (files/"axolotl.yml").write_text("\n".join(lines) + "\n")
+    done = shell("data", "--config", files/"axolotl.yml")
+    assert done.returncode == 0, done.stderr
+    assert "1 setting of another tool without an effect here" in done.stdout, done.stdout
+    assert f"each is listed by: sft_nb config {files/'axolotl.yml'}" in done.stdout
 
 
 def test_data_shows_the_mask_in_brackets_in_a_pipe_too(files):

@@ -106,6 +106,10 @@ def data_command(args:list[str])->int:
         return data.report.exit_code
     _print_report(data.report.text(everything=options.all))
     if options.benchmark: _print_report(f"  {more['benchmark']}")
+    if cfg.accepted and options.config:
+        without = pluralise(len(cfg.accepted), "setting")
+        _print_text(f"{without} of another tool without an effect here, the others are translated; each is listed by: "
+                    f"sft_nb config {shell_quote(options.config)}")
     if cfg.sources["model"] == "default": _print_text(f"tokens are those of {cfg.model}, as no --model is named")
     if options.dropped and (all_dropped := len(data.dropped)):
         _print_text(f"{len(more['dropped']):,} of {pluralise(all_dropped, 'dropped row')} shown:")

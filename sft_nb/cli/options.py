@@ -243,6 +243,7 @@ def _no_option(command:str, name:str, known)->ConfigError:
     pointer = known_alternative(bare) if "learning_rate" in known else None
     names = known_names() if "learning_rate" in known else None
     near = nearest_names(_without_dashes(name)[:100], [*known, *(names.that_set() if names else ())])
+    if names is None: near = near or [one for one in known if bare.startswith(one) or one.startswith(bare)]   # --output
     if pointer or not near:
         hint = names.hint if names and not pointer else ""
         return ConfigError(_LINE, f"{name[:100]} is not an option", hint, pointer or _line_of(command))

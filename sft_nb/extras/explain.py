@@ -18,7 +18,8 @@ import numpy as np
 
 from ..base.view import own_fields, Table, View, Viewable
 from ..base.progress import format_duration, log
-from ..base.report import command, ConfigError, edit, error_summary, Finding, Fix, pluralise, shell_quote, SftError
+from ..base.report import (
+    as_fix, command, ConfigError, edit, error_summary, Finding, Fix, pluralise, shell_quote, SftError, spell_settings)
 from ..config.setting import parse_duration
 from ..tokens.encode import encode_prompts
 from ..tokens.tokenizer import load_tokenizer
@@ -686,6 +687,15 @@ class Explanation(Viewable):
         return View(f"explain {self.run}", self.headline, status=status, findings=[c.finding for c in self.causes],
                     parts=parts, data=data)
 
+def _as_command(fix:Fix|str, run:Run)->Fix:
+    "The same fix, with settings as a whole command: the training once more with them, or the evaluation"
+    fix = as_fix(fix)
+    fix, settings = replace(fix, otherwise=tuple(_as_command(other, run) for other in fix.otherwise)), fix.settings
+    if not settings or fix.command or fix.advice or None in settings.values(): return fix
+    of_evaluation = {*settings} <= {"max_new_tokens", "eval_samples"}
+    line = f"sft_nb {'evaluate' if of_evaluation else 'train --config'} {shell_quote(run.path)}"
+    return replace(fix, command=f"{line} {spell_settings(settings, 'shell')}", call=spell_settings(settings, "python"))
+
 _LEAST_BUDGET, _MOST_BUDGET = 120., 1800.   # seconds, unless one is given
 
 def explain(
@@ -718,7 +728,7 @@ def explain(
         explainer = _Explainer(case, seconds, say)
         explainer.measure()
         if not explainer.is_decided and not _is_good(case): explainer.train()
-        causes = explainer.causes
+        causes = [replace(c, fix=_as_command(c.fix, run)) for c in explainer.causes]
         try: score = case.score
         except Missing: score = None
         good = _is_good(case) or bool(score is not None and score.is_better)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..base.files import read_json_object
-from ..base.report import ConfigError, denied_error, edit, is_denied, shell_quote
+from ..base.report import command, ConfigError, denied_error, edit, is_denied, shell_quote
 from ..config.bases import choose_base
 from ..config.load import require_trust, Config, load_config, with_trusted_code
 from ..tokens.tokenizer import model_name, model_path
@@ -95,7 +95,7 @@ def find_target(
             if not os.path.exists(path): Run(path)   # its error names similar runs
             found = "there is no run and no model in it" if os.path.isdir(path) else "there is no such path or model"
             raise ConfigError(what, found, "a run, a checkpoint, an adapter, a folder with a model, or a hub id",
-                              "a path with config.json or adapter_config.json")
+                              command("sft_nb runs", "list_runs()"))
         target = Target(path.name, "model", load_config(**dict(model=what, method="lora") | settings), None)
     if trust_remote_code: target = replace(target, config=with_trusted_code(target.config))
     require_trust(target.config)

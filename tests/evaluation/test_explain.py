@@ -39,7 +39,7 @@ def test_a_rate_that_is_too_low_is_found_by_trying_another(explained, slow):
 def test_its_json_and_html_have_what_its_text_has(explained):
     found = json.loads(json.dumps(explained.to_dict()))
     assert found["kind"] == "explanation" and found["causes"][0]["name"] == "rate_low"
-    assert found["causes"][0]["fix"].startswith("--learning-rate") and found["status"] == "fail"
+    assert found["causes"][0]["fix"].startswith("sft_nb train --config ") and found["status"] == "fail"
     assert {t["name"] for t in found["tried"]} == {t.name for t in explained.tried}
     assert all("the learning rate is too low" in text for text in (str(explained), explained._repr_html_()))
 
