@@ -100,13 +100,15 @@ def sort_files(
     files = [path for path in paths if not reasons[path]]
     tables = [path for path in files if file_suffix(path) not in TEXT_SUFFIXES]
     texts = [path for path in paths if reasons[path] == "about the rows" and file_suffix(path) in TEXT_SUFFIXES]
+    read, data = {*files}, {*tables}
     def is_copy_of_another(path):   # rows.csv.orig, rows.csv.cp1252, rows.csv~
-        return {path.with_suffix(""), path.with_name(path.name.rstrip("~"))} & {*files}
+        return {path.with_suffix(""), path.with_name(path.name.rstrip("~"))} & read
     reasons |= {path: "a kept copy" for path in paths if reasons[path] and is_copy_of_another(path)}
-    if tables: reasons |= {path: "text beside rows" for path in files if path not in tables}
+    if tables: reasons |= {path: "text beside rows" for path in files if path not in data}
     elif not files: files = texts   # nothing else
     chosen = tables or files
-    return chosen, {str(path): why for path, why in reasons.items() if path not in chosen}
+    taken = {*chosen}
+    return chosen, {str(path): why for path, why in reasons.items() if path not in taken}
 
 def _row_files(folder:Path, domain:str|None)->list[Path]:
     "The files with rows below a folder, relative to it; `SftError` if there are none"
@@ -161,8 +163,9 @@ def folder_sources(path:Path, split:str, domain:str|None)->list[Source]:
     if files:
         first, *others = [file_source(path/p) for p in files]
         all_files, not_read = sort_files(path)
-        not_read |= {str(p): "of another domain" for p in all_files if p not in of_domain}
-        not_read |= {str(p): "of the test split" for p in of_domain if p not in files and split_of(p) == "test"}
+        not_read |= {str(p): "of another domain" for p in sorted({*all_files} - {*of_domain})}
+        left = sorted({*of_domain} - {*files})
+        not_read |= {str(p): "of the test split" for p in left if split_of(p) == "test"}
         return [replace(first, not_read=not_read), *others]
     found, fix = "no file in it is called validation", edit(eval_file=f"{path}/test.jsonl") | edit(eval_fraction=.1)
     raise SftError(shorten_path(path), found, "validation, val or dev in a name", fix)

@@ -326,7 +326,8 @@ def look_at_rows(self:Reader, rows:list[Row])->None:
         *before, last = row.messages
         learned = [m for m in before[-_TRACED_TURNS:] if m["role"] == "assistant" and m.get("train", True)] + [last]
         asked = [m for m in before[:_TRACED_TURNS] if m["role"] != "assistant"]
-        columns = {k: v for k, v in dict.items(row.row) if k not in (*row.unread, *_NOT_LEARNED)}
+        unread = {*row.unread, *_NOT_LEARNED}
+        columns = {k: v for k, v in dict.items(row.row) if k not in unread}
         own = row.messages[0].get("chat_template_kwargs")
         for found, names in ((seen.answers_from, [f"{row.format} {name}" for name in _columns_of(learned, columns)]),
                              (seen.prompts_from, [f"{row.format} {name}" for name in _columns_of(asked, columns)]),
