@@ -414,7 +414,7 @@ def test_an_empty_folder_of_a_base_accuses_nobody_and_another_name_of_it_is_said
     rows_file(tmp_path)
     found = {c.name: c for c in verify(folder, base=tmp_path/"empty", rows=tmp_path, sample=0).claims}
     assert (found["base"].level, found["base"].why) == ("stated", "no digest of its weights is known")
-    assert (found["adapter"].level, found["adapter"].why) == ("consistent", "adapter_config.json names the base org/base")
+    assert found["adapter"].level == "consistent" and found["adapter"].why.endswith("names the base org/base")
 
 
 def test_a_contradiction_says_what_is_there(run):
