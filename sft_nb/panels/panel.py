@@ -285,7 +285,7 @@ class Panel(anywidget.AnyWidget):
 @patch
 def _receive_event(self:Panel, _, message:dict, buffers)->None:
     "A message of a browser"
-    control = self.live.get(message.get("id"))
+    control = self.live.get(str(message.get("id")))
     try:
         if message.get("event") == "open": self.begin_showing()
         if control is not None and message.get("event") == "ask":

@@ -104,6 +104,8 @@ def test_what_a_person_does_arrives_and_is_acknowledged(sent):
     assert panel.did == [panel.button, "right", 7, 12, [0, True]] and [m["ack"] for m in sent] == [1, 2, 3, 4, 5]
     message(panel, Control(), 1, n=6)   # of a view that is no longer there
     assert len(panel.did) == 5 and sent[-1] == dict(ack=6)
+    panel._receive_event(panel, dict(event="click", id=[], n=7), [])   # of no control
+    assert len(panel.did) == 5 and sent[-1] == dict(ack=7)
 
 
 def test_rows_are_asked_for_and_an_old_list_is_not_answered(sent):
