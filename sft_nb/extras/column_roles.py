@@ -75,7 +75,7 @@ def singular_words(
     "The words of a name, also in the singular"
     return {w for word in column_words(name) for w in _singular_forms(word)}
 
-@lru_cache(4096)
+@lru_cache(2**17)
 def name_rank(
     column:str,
     role:str,   # answer, class, question or neither
@@ -186,7 +186,7 @@ _METADATA = set("""
     permalink grade ability style endpoint method copyright tgt annotators bleu comet datum fecha
     """.split())   # all words of a name must be among these
 
-@lru_cache(4096)
+@lru_cache(2**17)
 def is_metadata(name:str)->bool:
     "Does the name of a column tell where a row is from or what kind it is, so that nothing can be learned from it?"
     if name.lower() in _NO_METADATA: return False
@@ -210,7 +210,7 @@ _CUT_OFF = frozenset("content_filter error length max_tokens recitation safety".
 
 _NO, _YES = frozenset("false no nein non".split()), frozenset("true yes 1 ja oui si".split())
 
-@lru_cache(4096)
+@lru_cache(2**17)
 def _rejecting_values(name:str)->frozenset[str]:
     "The values by which a column of this name calls a row or message bad; empty for columns that judge nothing"
     words = [w for w in column_words(name) if w not in ("is", "was", "answer", "response", "row", "example")]

@@ -46,7 +46,7 @@ def parse_fields(
     return dict(pairs)
 
 # %% ../../nbs/02_rows/04_columns.ipynb #b9b9a27e
-@lru_cache(4096)
+@lru_cache(2**17)
 def match_columns(
     columns:tuple[str,...],                          # columns of a row
     fields:tuple[str,...],                           # fields that the task reads
@@ -336,7 +336,7 @@ def like_flags(
 
 _HELD_OUT = re.compile("(test|testing|val|valid|validation|dev|development|eval|evaluation|hold_?out|held_?out)(_set)?")
 
-@lru_cache(4096)
+@lru_cache(2**17)
 def _names_split(column:str)->str:
     "name for a column whose value is the name of a split, flag for is_test and its like, and empty for others"
     words = column_words(column)

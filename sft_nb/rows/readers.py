@@ -29,6 +29,7 @@ def fold_case(name)->str:
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", str(name))
     return "".join(c for c in unicodedata.normalize("NFKD", spaced.casefold()) if not unicodedata.combining(c))
 
+@lru_cache(2**17, typed=True)   # of a wide table, each name is asked for in each row
 def column_words(column)->list[str]:
     "The words of a column name in lower case, without accents: ticket and text for TicketText"
     return re.findall(r"[^\W\d_]+|\d+", fold_case(column))
