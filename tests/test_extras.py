@@ -155,7 +155,7 @@ def test_the_files_of_tools_have_no_other_parts():
     known = set("title marks needed dependent_defaults defaults nulls keys own methods accepted ignored refused "
                 "parameters types entries columns".split())
     assert {name: found for name in TOOLS if (found := {*read_toml(name)} - known)} == {}
-    known = set("title marks adapter alpha_scale counts_batches equal layers datasets other_methods".split())
+    known = set("title marks fix adapter alpha_scale counts_batches equal layers datasets other_methods".split())
     tools = read_toml("unread/every-tool")["order"]
     assert {name: found for name in tools if (found := {*read_toml(f"unread/{name}")} - known)} == {}
 

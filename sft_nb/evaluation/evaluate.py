@@ -564,8 +564,7 @@ def save_evaluation(
     if evaluator.target.config.task != run.config.task: other += f"-{evaluator.questions.task.name}"
     if n := 0 if other else _rows_of_fuller(run, e, run.path/"eval"/f"{e.checkpoint}.json"):
         other = f"-{e.tuned.n}-rows"
-        log(f"sft_nb: the scores of {n:,} rows stay in eval/{e.checkpoint}.json, and in the card; "
-            f"those of {pluralise(e.tuned.n, 'row')} are in eval/{e.checkpoint}{other}.json")
+        log(f"sft_nb: the card keeps the scores of {n:,} rows; these: eval/{e.checkpoint}{other}.json")
     figures, by = dict(accuracy=e.tuned.accuracy) | e.tuned.figures, evaluator.questions.by
     value = figures.get(by, e.tuned.values(by).mean())
     with log_disk_error(run.path/"eval", "make room, and evaluate again"):   # the scores are shown, whatever the disk

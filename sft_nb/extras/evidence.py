@@ -351,6 +351,9 @@ def _score_of(scores:dict[str,Scores], by:str)->Score:
     is_share = by not in LOWER_IS_BETTER and 0 <= value <= 1
     most = max(Counter(a.expected for a in tuned.answers).values()) / tuned.n
     is_better = d and bool(d.low > 0 and d.p < .05 and not (is_share and tuned.interval_of(by)[0] <= most))
+    if is_better and by == "loss":   # a lower loss does not make up for worse answers
+        own = [name for name in tuned.answers[0].figures if name not in ("loss", "supervised")]
+        is_better = not any(paired(base, tuned, name).high < 0 for name in own if name not in LOWER_IS_BETTER)
     return Score(by, tuned.n, value, base and base.overall(by), is_share, is_better)
 
 @patch(as_prop=True)

@@ -199,7 +199,9 @@ class Evidence:
         asked = {where: row for where, row in rows.items() if len(chats[where]) > 1} or rows
         asked = dict([*asked.items()][:e.tuned.n])
         if len(asked) < e.tuned.n: raise SftError("held-out rows", f"{len(asked)} are here, of {e.tuned.n}")
-        return make_questions(cfg, tokenizer, asked, cluster="row", likelihood="loss" in e.tuned.answers[0].figures)
+        by_loss = "loss" in e.tuned.answers[0].figures
+        made = make_questions(cfg, tokenizer, asked, cluster="row", likelihood=by_loss)
+        return replace(made, groups=[], grouped_by="")   # a card has none
 
     @cached_property
     def other_versions(self)->str:

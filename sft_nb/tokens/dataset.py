@@ -220,7 +220,7 @@ def _find_dropped(cfg:Config, s:Split, name:str)->list[Finding]:
             text += (f": a few outliers of up to {counts.longest_dropped:,} tokens, where the median is {median:,}. "
                      f"To keep them, a batch must hold {counts.longest_dropped:,} tokens instead of "
                      f"{s.lengths.max():,}, and {1 + counts.too_long_tokens / max(kept, 1):.2g} times as many tokens "
-                     "are read")
+                     "are read; where leaving them out is requested, this is no warning")
         if not few_too_long(s): out.append(warn(text, longer, check=check))
         elif cfg.on_long == "drop" and "on_long" in {setting for setting, _, _ in explicit_settings(cfg)}:
             out.append(ok(f"left out as on_long requests: {text}", check=check))

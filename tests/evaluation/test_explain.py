@@ -9,8 +9,9 @@ from disappointing import HEALTHY, make_run, ON_REAL, PROBLEMS, REAL, TINY, kind
 
 from sft_nb.base.report import ConfigError, MissingRunError
 from sft_nb.cli.console import main
+from sft_nb.evaluation.generations import Answer, Scores
 from sft_nb.extras import explain as explaining   # the module
-from sft_nb.extras.evidence import Losses, Pair
+from sft_nb.extras.evidence import _score_of, Losses, Pair
 from sft_nb.extras.explain import Cause, explain, SURE
 from sft_nb.runs.directory import Run
 
@@ -138,6 +139,18 @@ def test_answers_that_are_not_supervised_are_found_without_a_model(tmp_path):
     run = PROBLEMS["silent-answers"].make(tmp_path, TINY | dict(max_steps=2))
     found = explain(run, budget=0, progress=False)
     assert [(c.name, c.sure) for c in found.causes] == [("answer_not_learned", "certain")], str(found)
+
+
+def test_a_lower_loss_with_worse_answers_is_not_better():
+    def scores(name, losses, f1s):
+        pairs = enumerate(zip(losses, f1s))
+        return Scores(name, [Answer(f"row {k}", "q", "a", False, "a", f"r{k}", 1, True, dict(f1=f, loss=x))
+                             for k, (x, f) in pairs])
+    losses = [5. + k / 10 for k in range(20)]
+    base = scores("base", losses, [.4] * 20)
+    for f1, better in ((.4, True), (.1, False)):
+        tuned = scores("tuned", [x - 1 for x in losses], [f1] * 20)
+        assert bool(_score_of(dict(base=base, tuned=tuned), "loss").is_better) is better
 
 
 def check(problem, folder, base):

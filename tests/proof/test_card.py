@@ -98,7 +98,7 @@ def test_scores_of_fewer_rows_do_not_replace_those_of_more(of_ada, tmp_path, cap
     run = Run(shutil.copytree(of_ada.path, tmp_path/"r"))
     before = Evaluation.load(run.path/"eval/adapter.json")
     assert evaluate(run, eval_samples=3, by="accuracy").tuned.n == 3 < before.tuned.n
-    assert f"the scores of {before.tuned.n} rows stay in eval/adapter.json" in capfd.readouterr().err
+    assert f"the card keeps the scores of {before.tuned.n} rows; these: eval/adapter-" in capfd.readouterr().err
     assert Evaluation.load(run.path/"eval/adapter.json").tuned.n == before.tuned.n
     assert Evaluation.load(run.path/"eval/adapter-3-rows.json").tuned.n == 3
 

@@ -501,10 +501,11 @@ def test_a_whole_model(tmp_path):
 
 
 def test_scores_by_loss(tmp_path):
-    chats = tmp_path/"chats.jsonl"
     rows = [[dict(role="user", content=f"say {k}"), dict(role="assistant", content=f"it is {k}")] for k in range(30)]
-    chats.write_text("".join(json.dumps(dict(messages=messages)) + "\n" for messages in rows))
-    run = train(small(tmp_path, run_name="r", max_steps=4, task="chat", train_file=str(chats), eval_samples=6,
+    for name, some in dict(a=rows[:15], b=rows[15:]).items():   # two domains
+        (tmp_path/f"{name}.jsonl").write_text("".join(json.dumps(dict(messages=m)) + "\n" for m in some))
+    files = (str(tmp_path/"a.jsonl"), str(tmp_path/"b.jsonl"))
+    run = train(small(tmp_path, run_name="r", max_steps=4, task="chat", train_file=files, eval_samples=6,
                       eval_fraction=.3, max_samples=None))
     evaluate(run, by="loss", progress=False)
     assert levels(run.path)["score"] == "re-derived"
