@@ -703,7 +703,7 @@ def find_card(
     if os.path.exists(path):
         fix = command(f"sft_nb card {shell_quote(path)}", f'write_card("{path}")')
         raise ConfigError(f"card of {str(path)!r}", f"there is no {CARD} in it", "", fix)
-    if not _HUB_NAME.fullmatch(str(what)):
+    if not _HUB_NAME.fullmatch(str(what)) or Path(what).parent.is_dir():   # runs/ticket is no name of the hub
         expected, fix = f"{CARD}, a folder with one, a run or a hub id", command("sft_nb runs", "list_runs()")
         raise ConfigError(f"card {str(what)!r}", "there is no such path", expected, fix)
     folder = _download_card(str(what))

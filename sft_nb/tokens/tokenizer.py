@@ -175,7 +175,9 @@ def _not_loaded(name:str, why:str)->ConfigError:
     "The error for a tokenizer that cannot be loaded; its fix is a similar folder, a cached model, or the download"
     from huggingface_hub import constants
     is_missing_folder = _names_a_path(name) and not os.path.isdir(name)
+    shipped = difflib.get_close_matches(name, SHIPPED, 1, .7)
     if file := file_of_base(name): fix = edit(model=f"path/to/{file}")
+    elif shipped: fix = edit(model=shipped[0])
     elif is_missing_folder:
         parent = Path(name).expanduser().parent
         models = [p.name for p in parent.iterdir() if (p/"config.json").is_file()] if parent.is_dir() else []

@@ -515,6 +515,12 @@ def test_scores_by_loss(tmp_path):
 
 # Cards from strangers
 
+def test_a_mistyped_run_is_not_looked_for_on_the_hub(run, monkeypatch):
+    monkeypatch.chdir(run.parent.parent)
+    monkeypatch.setattr(checking, "_download_card", lambda name: pytest.fail(name))
+    with pytest.raises(SftError, match="there is no such path"): verify(f"{run.parent.name}/fisrt")
+
+
 def test_odd_json_is_a_sentence(run):
     whole = card_of(run)
     odd = [b"", b"[]", b"3", b"{}", b"null", b"[" * 100_000, bytes(range(256)),

@@ -46,3 +46,8 @@ def test_a_folder_without_a_tokenizer_is_refused_before_its_rows_are_empty(tmp_p
     (tmp_path/"config.json").write_text(json.dumps(dict(model_type="llama")))   # whose class needs a file
     with pytest.raises(ConfigError, match="there is no tokenizer in this folder"):
         load_tokenizer(load_config(model=str(tmp_path)))
+
+
+def test_a_mistyped_shipped_name_is_named(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ConfigError, match="Fix: model='tiny'"): load_tokenizer(load_config("demo", model="tinny"))
