@@ -9,8 +9,8 @@ from scipy import stats
 from sft_nb.evaluation.evaluate import gains_in_words
 from sft_nb.evaluation.generations import Answer, make_scores, paired, pseudo_values
 from sft_nb.evaluation.statistics import (
-    correct_for_choice, detectable, difference, gain_of_choice, grouped, interval, mcnemar, mean_and_standard_error,
-    mean_interval, one_standard_error, pick, power, rows_needed, sign_test, wilson)
+    correct_for_choice, detectable, difference, gain_of_choice, grouped, interval, largest, mcnemar,
+    mean_and_standard_error, mean_interval, one_standard_error, pick, power, rows_needed, sign_test, wilson)
 from sft_nb.evaluation.verdict import decide
 from sft_nb.tasks.core import Score
 from sft_nb.extras.tasks.translate import TASK as translate
@@ -488,3 +488,10 @@ def test_rows_that_are_alike_count_once_in_every_part_of_a_difference():
     for name in ("p", "low", "high"):   # the largest of three is drawn by clusters, too
         assert getattr(of_four.difference, name) == pytest.approx(getattr(of_one.difference, name))
     assert of_four.simplest == of_one.simplest
+
+
+def test_a_choice_that_no_resample_reaches_counts_itself_once():
+    "So p of two sides is 2 / (resamples + 1), and never 0"
+    draw = np.random.default_rng(1)
+    candidates = np.stack([1 + .01 * draw.standard_normal(200), .01 * draw.standard_normal(200)])
+    assert pick(np.zeros(200), candidates).difference.p == pytest.approx(2 / (len(largest(candidates)) + 1))

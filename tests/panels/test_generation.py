@@ -8,6 +8,7 @@ import pytest
 import torch
 from learner import small
 
+from sft_nb.base.report import SftError
 from sft_nb.config.load import load_config
 from sft_nb.extras.kept_answers import KeptAnswers
 from sft_nb.model.generation import Generation, generate
@@ -51,6 +52,11 @@ def test_a_streamed_answer_is_the_one_of_generate(tokenizer):
         assert Generation(found.text, found.n_tokens, found.state == "ended") == whole
         assert "".join(found.pieces) == tokenizer.decode(found.ids)
         assert all(0 < share <= 1 for share in found.shares) and len(found.shares) == len(found.ids)
+
+
+def test_a_prompt_longer_than_the_positions_of_a_model_is_refused(tokenizer):
+    with pytest.raises(SftError, match=r"prompt 1: it is 9,999 tokens long, and the model has positions for [\d,]+"):
+        speak(Reply("base"), Workbench(load_config("demo")).base(), tokenizer, [5] * 9_999, max_new_tokens=2)
 
 
 @pytest.mark.parametrize("how", [dict(), dict(temperature=1.5, top_p=.9, seed=3)], ids=["greedy", "drawn"])

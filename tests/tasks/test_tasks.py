@@ -37,6 +37,13 @@ def test_gsm8k_without_a_hub_says_which_file_to_give():
     assert e.value.fix.says("shell") == "--train-file path/to/train.jsonl"
 
 
+def test_gsm8k_asks_the_hub_for_its_two_splits(monkeypatch):
+    import datasets
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config, split: [name, config, split])
+    splits = {side: GSM8K().rows(side) for side in ("train", "eval")}
+    assert splits == dict(train=["openai/gsm8k", "main", "train"], eval=["openai/gsm8k", "main", "test"])
+
+
 def test_the_split_is_by_problem():
     train = TASK.make_rows(4000, seed=7, evaluation=False)
     test = TASK.make_rows(4000, seed=0, evaluation=True)
