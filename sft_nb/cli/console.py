@@ -16,9 +16,9 @@ from ..base.installation import own_this_process
 from ..base.display import wrap_report
 from ..base.escape import shorten_words, escape_controls
 from ..base.credentials import load_env_files, RedactingStream
-from ..base.report import threads_error
-from ..base.report import (
-    ConfigError, command, denied_error, edit, fix_language, full_disk_error, is_out_of_threads, SftError, shell_quote)
+from sft_nb.base.report import (
+    command, ConfigError, denied_error, edit, fix_language, full_disk_error, is_out_of_threads, SftError, shell_quote,
+    threads_error)
 from ..runs.process import keep_output
 from .options import join_options, split_options, terminal_width
 from .commands import (

@@ -160,8 +160,8 @@ def read_shell_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
     first, words = max(candidates, key=lambda one: (bool(_split_command(one[1])[0]), options_in(one[1]),
                                                     yaml_in(one[1])), default=(1, []))
     launcher, options = _split_command(words)
-    if not launcher and (name := _without_training(words)[0]):
-        raise ConfigError(f"{path}:{first}", f"{name} does not train", "", command(_without_training(words)[1]))
+    name, ours = _without_training(words)
+    if name and not launcher: raise ConfigError(f"{path}:{first}", f"{name} does not train", "", command(ours))
     values, alone = _option_values(options)
     named = values.pop("config", None) or next((word for word in alone if word.endswith((".yaml", ".yml"))), None)
     if not values and not named:

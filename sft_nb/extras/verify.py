@@ -60,6 +60,7 @@ class Claim:
     level:str       # of `LEVELS`
     value:str=""    # what the card says
     why:str=""      # what contradicts it, or why the level is not higher
+    is_sample:bool=False   # True: it was checked for some rows alone
 
 @dataclass(frozen=True, repr=False)
 class Verification(Viewable):
@@ -84,9 +85,9 @@ class Verification(Viewable):
                         3: ("warn", "nothing contradicts it, but not all was reproduced")}[self.exit_code]
         order = sorted(self.claims, key=lambda c: min([*LEVELS].index(c.level), 2))   # what is wrong comes first
         lines = [dict(claim=c.name, level=c.level, card=shorten(c.value, 60, end=16), why=c.why[:300]) for c in order]
-        known = [f"{level}: {means}" for level, means in reversed(LEVELS.items()) if self.of_level(level)]
-        unknown = ", ".join(c.name for c in self.of_level("stated"))
-        known = [f"{line}: {unknown}" if line.startswith("stated") else line for line in known]
+        unknown = dict(stated=": " + ", ".join(c.name for c in self.of_level("stated")))
+        known = [f"{level}: {means}{unknown.get(level, '')}" for level, means in reversed(LEVELS.items())
+                 if self.of_level(level)]
         place = Path(self.folder).name
         title = f"card of {self.card}" + (f" in {place}" if place not in ("", self.card, "adapter") else "")
         return View(title, f"{text}: {', '.join(counts)}", status=status,
@@ -319,8 +320,8 @@ def check_versions(ev:Evidence)->list[Claim]:
     value = f"run {card.run_id}, torch {packages.get('torch')}"
     if ev.run is None: return [Claim("versions", "stated", value, "environment.json of the run is not here")]
     here = read_json_object(ev.run.path/"environment.json")
-    other = _first_other(card.versions, {name: here.get(name) for name in card.versions})
-    why = f"environment.json has {other}" if other else ""
+    there = {name: here.get(name) for name in card.versions}
+    why = f"environment.json has {_first_other(card.versions, there) or 'others'}" if there != card.versions else ""
     if here.get("id") != card.run_id: why = f"the run here has the id {here.get('id')}"
     if card.step > ev.run.step: why = f"the run here has taken {pluralise(ev.run.step, 'step')}, not {card.step:,}"
     return [Claim("versions", "contradicted" if why else "consistent", value, why)]
@@ -337,7 +338,8 @@ def check_base(ev:Evidence)->list[Claim]:
     except Exception as e: return claim(known, reason_of(e))
     folder = base_folder(**ev.cfg.values(base_folder))
     here = weights_of(folder)
-    if not base["files"] or not here: return claim(known, "no digest of its weights is known")
+    if not base["files"]: return claim(known, "no digest of its weights is known")
+    if not here: return claim(known, "its weights are not here")
     if here == base["files"]: return claim("re-derived")
     if base.get("commit") and folder.parent.name == "snapshots" and folder.name != base["commit"]:
         return claim(known, f"here is another commit: {folder.name}")
@@ -353,7 +355,9 @@ def _check_side(ev:Evidence, side:str, data, why:str)->Claim:
     if ev.run is not None:
         figures = read_figures(ev.run.path/"data.json").get(side, {})
         first = read_figures(ev.run.path/"receipt.json").get("fingerprint_of_the_labels")
-        if other := _first_other(said, {name: figures.get(name) for name in said}):
+        there = {name: figures.get(name) for name in said}
+        if there != said:
+            other = _first_other(said, there) or "other figures"
             return claim("contradicted", f"data.json of the run has {other}")
         if side == "train" and first not in (None, said["fingerprint"]):
             return claim("contradicted", f"the first step was taken on rows with fingerprint {first}")
@@ -404,7 +408,8 @@ def check_training(ev:Evidence)->list[Claim]:
     if ev.run is None: return [claim("stated", "metrics.jsonl of the run is not here")]
     if ev.continued: return [claim("stated", "the run was continued since")]
     found = as_json(training_in_card(ev.run))
-    if other := _first_other(said, found): return [claim("contradicted", f"the log of the run has {other}")]
+    if any(found[name] != said.get(name) for name in found):
+        return [claim("contradicted", f"the log of the run has {_first_other(said, found) or 'other values'}")]
     claims = [claim("consistent")]
     folders = checkpoint_folders(ev.run.path/"checkpoints")
     own, is_whole = dict(zip(curve["step"], curve["loss"])), points == said["logged"]
@@ -621,8 +626,9 @@ def check_by_asking(ev:Evidence)->list[Claim]:
         "A claim from a level and a reason, or the reason why it cannot be checked"
         try: level, why, asked = *make(), value
         except Exception as error: level, why, asked = "stated", reason_of(error), "no row asked"
-        if level == "re-derived" and len(numbers) < e.tuned.n: why += f" ({edit(sample=e.tuned.n)} asks all)"
-        claims.append(Claim(name, level, asked, why))
+        is_sample = len(numbers) < e.tuned.n
+        if level == "re-derived" and is_sample: why += f" ({edit(sample=e.tuned.n)} asks all)"
+        claims.append(Claim(name, level, asked, why, is_sample))
     def ask_tuned():
         model = _load_tuned(ev)
         try:
@@ -649,9 +655,9 @@ def adjust_levels(claims:list[Claim])->list[Claim]:
         below = [known[name] for name in _RESTS_ON.get(c.name, ()) if name in known]
         if c.level != "consistent" or not below: return c
         worst = min(below, key=lambda c: [*LEVELS].index(c.level))
-        why, asked = f"{worst.value}: {worst.why}", re.match(r"(\d+) of (\d+) ", worst.value)
-        if worst.level == "re-derived" and asked and asked[1] != asked[2]: return replace(c, why=why)   # a sample
-        return replace(c, level=worst.level, why=why) if worst.level in ("re-derived", "not reproduced") else c
+        if worst.level not in ("re-derived", "not reproduced"): return c
+        proven = worst.level != "re-derived" or not any(b.is_sample for b in below)
+        return replace(c, level=worst.level if proven else c.level, why=f"{worst.value}: {worst.why}")
     return [*map(adjusted, claims)]
 
 def _forgetting_again(ev:Evidence, model)->Claim:
@@ -703,7 +709,7 @@ def find_card(
     if os.path.exists(path):
         fix = command(f"sft_nb card {shell_quote(path)}", f'write_card("{path}")')
         raise ConfigError(f"card of {str(path)!r}", f"there is no {CARD} in it", "", fix)
-    if not _HUB_NAME.fullmatch(str(what)) or Path(what).parent.is_dir():   # runs/ticket is no name of the hub
+    if not _HUB_NAME.fullmatch(str(what)) or path.parent.is_dir():   # runs/ticket is no name of the hub
         expected, fix = f"{CARD}, a folder with one, a run or a hub id", command("sft_nb runs", "list_runs()")
         raise ConfigError(f"card {str(what)!r}", "there is no such path", expected, fix)
     folder = _download_card(str(what))

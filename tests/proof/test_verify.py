@@ -91,6 +91,14 @@ def of_another_checkpoint(run:Path):
     in_card("scores", "weights", to=weights_digest(run/"checkpoints/checkpoint-30"))(run)
 
 
+def more_in_card(run:Path, *keys, **values):
+    said = card_of(run)
+    inner = said
+    for key in keys: inner = inner[key]
+    inner |= values
+    keep(run, said)
+
+
 FORGED = {   # in card.json, with a README.md that follows: who, the claim that notices
     "a score": (in_card("scores", "tuned", "accuracy", to=.9), "score"),
     "an interval": (in_card("scores", "tuned", "interval", to=[.8, .99]), "score"),
@@ -125,6 +133,10 @@ FORGED = {   # in card.json, with a README.md that follows: who, the claim that 
                           "file adapter_model.safetensors"),
     "a rank": (in_card("adapter", "r", to=64), "adapter"),
     "a version": (in_card("versions", "packages", "torch", to="2.0.0"), "versions"),
+    "a package more": (lambda run: more_in_card(run, "versions", "packages", flash_attn="3.0"), "versions"),
+    "a curve more": (lambda run: more_in_card(run, "training", "curve", accuracy=[1.]), "training loss"),
+    "a loss by a billionth": (lambda run: more_in_card(run, "training", seconds=card_of(run)["training"]["seconds"]
+                                                       * (1 + 1e-12)), "training loss"),
     "a run": (in_card("run_id", to="0a0b0c0d"), "versions"),
     "steps": (in_card("step", to=600), "versions"),
     "a loss": (in_card("training", "curve", "loss", 3, to=.01), "training loss"),
@@ -413,7 +425,7 @@ def test_an_empty_folder_of_a_base_accuses_nobody_and_another_name_of_it_is_said
     (tmp_path/"empty").mkdir()
     rows_file(tmp_path)
     found = {c.name: c for c in verify(folder, base=tmp_path/"empty", rows=tmp_path, sample=0).claims}
-    assert (found["base"].level, found["base"].why) == ("stated", "no digest of its weights is known")
+    assert (found["base"].level, found["base"].why) == ("stated", "its weights are not here")
     assert found["adapter"].level == "consistent" and found["adapter"].why.endswith("names the base org/base")
 
 
