@@ -61,12 +61,19 @@ def _as_json_value(value):
     if not hasattr(value, "dtype"): return value
     return float(str(value)) if getattr(value.dtype, "kind", "") == "f" else value.item()   # a float32 0.1 stays 0.1
 
+_MOST_COLUMNS = 10_000   # each cell is looked at a few times, at 50 µs together
+
+def _too_wide_error(n:int, place:str)->SftError:
+    return SftError(place, f"there are {n:,} columns", f"at most {_MOST_COLUMNS:,}",
+                    "write a file with the columns of the question and the answer, and without the others")
+
 def normalise_row(
     row,
     place:str,       # for the error
 )->dict|SftError:
     "`row` with values of JSON's types, or the error if it is not a row; the columns of a list are 0, 1, …"
     if isinstance(row, Mapping):
+        if len(row) > _MOST_COLUMNS: return _too_wide_error(len(row), place)
         if type(row) is not dict or not all([type(name) is str for name in row]):
             named = {str(name): value for name, value in row.items()}   # a table may have a column 0
             if len(named) < len(row):
@@ -237,7 +244,8 @@ def detect_separator(
     return "," if found[","][0] == 1 else max(_SEPARATORS, key=found.get)   # ties: the first
 
 def check_column_names(names:list[str], where:str)->None:
-    "`SftError` if two columns have the same name"
+    "`SftError` if two columns have the same name, or if there are too many"
+    if len(names) > _MOST_COLUMNS: raise _too_wide_error(len(names), where)
     if len(set(names)) == len(names): return
     raise SftError(where, f"two columns have the same name: {', '.join(names)[:80]}", "names that differ",
                    "rename one of the two")

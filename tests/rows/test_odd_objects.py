@@ -115,6 +115,7 @@ JSON, TEXT, ROW = "cannot be written as JSON", "the answer is .*; a string", "wi
 REFUSED = dict(   # name -> rows, and words of the error
     int_columns=(lambda: pd.DataFrame([["1+1?", "2"]]), "fields 0, 1, and no format.*question=0"),
     same_columns=(lambda: [pair() | {0: 1, "0": 2}], "two columns have the same name"),
+    wide=(lambda: [{f"c{k}": "" for k in range(9_999)} | pair()], "row 1: there are 10,001 columns; at most 10,000"),
     no_columns=(pd.DataFrame, "it is empty"),
     no_rows=(lambda: pd.DataFrame(columns=["question", "answer"]), "it is empty"),
     timestamp=(lambda: answers([pd.Timestamp("2026-01-02")]), TEXT), delta=(lambda: answers([pd.Timedelta(1)]), TEXT),
