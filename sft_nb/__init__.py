@@ -70,7 +70,7 @@ def __getattr__(name):
     return globals()[name]
 
 
-def __dir__(): return sorted([*globals(), *_HOME])
+def __dir__(): return sorted({*globals(), *_HOME})
 
 
 # Modules by their place in older versions, which users' task files and configs import.

@@ -4,6 +4,11 @@ import pickle
 import pytest
 
 from sft_nb.config.load import load_config
+from sft_nb.evaluation.evaluate import evaluate
+from sft_nb.evaluation.sweep import sweep
+from sft_nb.evaluation.verdict import verdict
+from sft_nb.extras.card import write_card
+from sft_nb.extras.html_report import run_page
 from sft_nb.extras.openai_client import rejection, RequestRejected
 from sft_nb.extras.earlier_adapter import find_earlier_adapter
 from sft_nb.model.finetuning.parallelism import deepspeed_config
@@ -11,8 +16,11 @@ from sft_nb.proof.folder import Folder
 from sft_nb.extras.gguf_checks import Gguf
 from sft_nb.base.report import (
     ConfigError, MissingFileError, MissingPathError, MissingRunError, SftError, spell_settings)
+from sft_nb.model.hardware import find_device
+from sft_nb.planning.plan import plan
+from sft_nb.proof.merge import merge
 from sft_nb.rows.sources import read_rows
-from sft_nb.runs.directory import Run
+from sft_nb.runs.directory import list_runs, Run
 from sft_nb.tasks.core import task_of
 from sft_nb.tokens.tokenizer import load_tokenizer
 
@@ -75,3 +83,36 @@ def test_an_error_survives_another_process_with_its_fix(kind):
     ("file", "system_prompt = 'Für Ä'")])
 def test_a_fix_keeps_its_letters_in_every_language(language, text):
     assert spell_settings(dict(system_prompt="Für Ä"), language) == text
+
+
+WRONG_KINDS = [   # function, its arguments, and the words of the error
+    (evaluate, dict(cluster=["id"]), "cluster is .'id'.; a string or None"), (evaluate, dict(by=5), "by is 5; a str"),
+    (evaluate, dict(server=8000), "server is 8000; a string"), (evaluate, dict(served={}), "served is {}; a string"),
+    (evaluate, dict(shots="three"), "shots is 'three'; an integer"), (evaluate, dict(shots=True), "shots is True"),
+    (evaluate, dict(eval_file=5), "eval_file is 5; a path"),
+    (sweep, dict(checkpoints=3), "checkpoints is 3; a string"), (sweep, dict(checkpoints=[None]), "is None"),
+    (sweep, dict(checkpoint="checkpoint-3"), "checkpoint is given; .*Fix: checkpoints="),
+    (verdict, dict(min_gain="2%"), "min_gain is '2%'; a number"), (verdict, dict(min_gain=None), "min_gain is None"),
+    (verdict, dict(max_forgetting=[.1]), "max_forgetting is .0.1.; a number or None"),
+    (merge, dict(out=5), "out is 5; a path or None"), (merge, dict(prompts="8"), "prompts is '8'; an integer"),
+    (lambda run, **how: run.resume(**how), dict(max_steps="9"), "max_steps is '9'; a number"),
+    (run_page, dict(path=5), "path is 5; a path"), (run_page, dict(rows="five"), "rows is 'five'; an integer"),
+    (write_card, dict(folder=5), "folder is 5; a path"), (write_card, dict(folder="nowhere"), "no folder nowhere"),
+    (lambda run, **how: list_runs(**how), dict(root=5), "path is 5; a path"),
+    (lambda run, **how: list_runs(run.path.parent, **how), dict(only=5), "path is 5; a path"),
+    (lambda run, **how: read_rows(**how), dict(rows=[dict(text="x")], n="5"), "n is '5'; an integer or None"),
+    (lambda run, **how: find_device(**how), dict(name=None), "device 'None': it is not in the list"),
+    (lambda run, **how: plan(run.config, **how), dict(world_size="2"), "world_size is '2'; an integer or None"),
+    (lambda run, **how: plan(run.config, **how), dict(lengths="512"), "lengths is '5'; an integer"),
+    (lambda run, **how: plan(run.config, **how), dict(lengths=5.), "lengths is 5.0; an integer"),
+]
+
+
+@pytest.mark.parametrize("function, how, words", WRONG_KINDS, ids=lambda x: str(x)[:30])
+def test_an_argument_of_another_kind_is_named(undisturbed, function, how, words):
+    with pytest.raises(SftError, match=words) as e: function(undisturbed, **how)
+    assert str(e.value.fix)
+
+
+def test_one_run_may_be_named_without_a_list(undisturbed):
+    assert [*list_runs(undisturbed.path.parent, only=undisturbed.name)["run"]] == [undisturbed.name]

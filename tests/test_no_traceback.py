@@ -2,6 +2,8 @@
 import contextlib
 import io
 import random
+import subprocess
+import sys
 import time
 
 import pytest
@@ -56,3 +58,9 @@ def test_no_wrong_line_ends_in_a_traceback(folder, light, part):
     random.Random(0).shuffle(lines)   # so that a third has every kind
     assert faults_of(lines[part::3]) == {} and len(lines) >= 200
     assert time.process_time() - began < 30   # 6 s, and 8 more where torch is to be loaded
+
+
+def test_a_python_without_packages_is_no_traceback():
+    ended = subprocess.run([sys.executable, "-S", "-m", "sft_nb", "runs"], capture_output=True, text=True)
+    assert ended.returncode == 1 and ended.stderr.count("\n") == 1
+    assert "there is no package fastcore" in ended.stderr and "Fix: pip install" in ended.stderr

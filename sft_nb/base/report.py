@@ -5,22 +5,22 @@
 # %% auto #0
 __all__ = ['FIX_LANGUAGES', 'STATUSES', 'fix_language', 'shell_quote', 'spell_settings', 'Fix', 'edit', 'command', 'as_fix',
            'pluralise', 'with_article', 'error_summary', 'is_out_of_threads', 'why_unreadable', 'SftError',
-           'ConfigError', 'MissingFileError', 'MissingPathError', 'MissingRunError', 'is_denied', 'denied_error',
-           'full_disk_error', 'threads_error', 'Finding', 'ok', 'skipped', 'warn', 'fail', 'named_figures', 'Report',
-           'read_figures']
+           'ConfigError', 'MissingFileError', 'MissingPathError', 'MissingRunError', 'require_kind', 'is_denied',
+           'denied_error', 'full_disk_error', 'threads_error', 'Finding', 'ok', 'skipped', 'warn', 'fail',
+           'named_figures', 'Report', 'read_figures']
 
 # %% ../../nbs/00_base/07_report.ipynb #caa7fd3a
-import json, os, pwd, re, shlex, stat
+import json, numbers, os, pwd, re, shlex, stat
 from errno import EDQUOT, ENOSPC
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from fastcore.basics import patch
 
-from .escape import shorten_words, escape_controls
+from .escape import short_repr, shorten_words, escape_controls
 from .display import calling_line, card_html, card_text, page_url, SIDES, snake_case, STATUS_MARKS
 from .view import by_weight, View, view_text, Viewable
 from .credentials import redact_json
@@ -238,6 +238,22 @@ class MissingPathError(ConfigError, FileNotFoundError):
 
 class MissingRunError(MissingPathError):
     "A directory without a run in it"
+
+# %% ../../nbs/00_base/07_report.ipynb #74fa427b
+_KINDS = {int: (numbers.Integral, "an integer"), float: (numbers.Real, "a number"), str: (str, "a string"),
+          Path: ((str, os.PathLike), "a path"), type(None): (type(None), "None")}
+
+def require_kind(
+    where:str,   # the function
+    kind:Any,    # int, float, str or Path; int | None ...
+    **given,     # name of an argument -> its value
+)->None:
+    "ConfigError for an argument that is of another kind"
+    kinds = [_KINDS[k] for k in get_args(kind) or (kind,)]
+    expected = " or ".join(words for _, words in kinds)
+    for name, value in given.items():
+        if not isinstance(value, bool) and any(isinstance(value, classes) for classes, _ in kinds): continue
+        raise ConfigError(where, f"{name} is {short_repr(value)}", expected, f"write {expected}, or leave {name} out")
 
 # %% ../../nbs/00_base/07_report.ipynb #den00002
 def is_denied(

@@ -125,6 +125,14 @@ class MissingPathError(ConfigError, FileNotFoundError):
 class MissingRunError(MissingPathError):
     """A directory without a run in it"""
 
+def require_kind(where: str, kind: Any, **given: Any) -> None:
+    """ConfigError for an argument that is of another kind
+    
+    Args:
+        where: the function
+        kind: int, float, str or Path; int | None ...
+        given: name of an argument -> its value"""
+
 def is_denied(path: Path, *, writes: bool=False) -> bool:
     """Is there something that this user may not read, or change?
     

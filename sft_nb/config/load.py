@@ -143,11 +143,12 @@ def with_settings(
     return decorate
 
 def with_parameters_of(
-    target,   # the function or class that receives the keyword arguments
-):            # a decorator
+    target,          # the function or class that receives the keyword arguments
+    *left_out:str,   # parameters that are not passed on
+):                   # a decorator
     "Replace `**how` in a function's signature by those parameters of `target` that have a default"
     passed = [p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(target).parameters.values()
-              if p.default is not p.empty]
+              if p.default is not p.empty and p.name not in left_out]
     return lambda f: _without_kwargs(f, passed)
 
 def _without_kwargs(f, more:list[inspect.Parameter]):

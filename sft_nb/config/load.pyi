@@ -52,7 +52,7 @@ def with_settings(*names: str, **default: Any) -> Any:
     Args:
         default: `default=None`: the default of every setting in the signature; else each has its own"""
 
-def with_parameters_of(target: Any) -> Any:
+def with_parameters_of(target: Any, *left_out: str) -> Any:
     """Replace `**how` in a function's signature by those parameters of `target` that have a default
     
     Args:

@@ -21,7 +21,7 @@ from ..base.view import own_fields, part_html, RecordTable, Table, View, view_te
 from ..base.files import remove_temporaries
 from ..base.progress import format_duration, log, log_disk_error, Progress, progress_listener
 from ..rows.thoughts import answer_of
-from ..base.report import ConfigError, Finding, pluralise, edit, shell_quote, SftError
+from ..base.report import ConfigError, edit, Finding, pluralise, require_kind, SftError, shell_quote
 from ..config.load import Config, with_parameters_of, with_settings
 from ..config.settings import settings_with
 from ..base.extensions import extension, need_extension
@@ -431,6 +431,7 @@ def evaluation_settings(
                           f"write {near[0]}" if near else f"leave {name} out")
     if "eval_file" in found:
         files = found["eval_file"]
+        if not isinstance(files, (list, tuple)): require_kind("evaluate", Path, eval_file=files)
         found["eval_file"] = (str(files),) if isinstance(files, (str, Path)) else tuple(map(str, files))
     if not isinstance(found.get("task", ""), str): found["task"] = name_task(found["task"])
     return found
@@ -480,6 +481,8 @@ def make_evaluator(
     **settings,               # from `evaluation_settings`
 )->Evaluator:
     "Prepare the rows; errors in settings or rows are raised before a model is loaded"
+    require_kind("evaluate", str|None, cluster=cluster, server=server, served=served, by=by)
+    require_kind("evaluate", int, shots=shots)
     settings, metrics = evaluation_settings(settings), check_metrics(metrics)
     target = find_target(what, checkpoint=checkpoint, trust_remote_code=trust_remote_code, **settings)
     if target.run is not None: check_permissions(target.run, target.folder)   # scores are written there

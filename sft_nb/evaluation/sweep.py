@@ -17,7 +17,7 @@ import numpy as np
 from ..base.view import own_fields, Table, View
 from ..base.extensions import extension
 from ..base.progress import log, log_disk_error
-from ..base.report import command, ConfigError, Finding, ok, shell_quote, SftError, warn
+from ..base.report import command, ConfigError, edit, Finding, ok, require_kind, SftError, shell_quote, warn
 from ..config.load import with_parameters_of
 from ..tasks.metrics import shown_figures
 from ..model.hardware import free_memory
@@ -270,7 +270,8 @@ def checkpoints_of(
 )->list[Path]:
     "The folders of a run's checkpoints, in the order of their steps; ConfigError if there is none with finite weights"
     if wanted is not None:
-        wanted = (wanted,) if isinstance(wanted, str) else wanted
+        wanted = wanted if isinstance(wanted, (list, tuple)) else (wanted,)
+        for name in wanted: require_kind(f"sweep {run.name}", str, checkpoints=name)
         named = sorted((run.weights(name) for name in wanted if name != "adapter"), key=step_of)
         for folder in named: check_trained(folder, run.config.method)
         if named: return named
@@ -285,7 +286,7 @@ def checkpoints_of(
     fix = command(f"sft_nb evaluate {shell_quote(run.path)}", f'evaluate("{run.path}")')
     raise ConfigError(f"sweep {run.name}", "it has no checkpoint with finite weights", "at least one", fix)
 
-@with_parameters_of(make_evaluator)
+@with_parameters_of(make_evaluator, "checkpoint")
 def sweep(
     run:Run|str|Path,
     *, checkpoints:tuple[str,...]|None=None,   # names; None: all
@@ -294,6 +295,8 @@ def sweep(
     **how,                          # as for `evaluate`
 )->Sweep:
     "Evaluate every checkpoint and the base on the same rows; ConfigError for a run without checkpoints, or rows"
+    if "checkpoint" in how:
+        raise ConfigError("sweep", "checkpoint is given", "checkpoints, a list", edit(checkpoints=[how["checkpoint"]]))
     run = open_run(run, trust_remote_code=trust_remote_code)
     weights = {folder.name: weights_digest(folder) for folder in run.checkpoints()}
     folders = checkpoints_of(run, checkpoints)

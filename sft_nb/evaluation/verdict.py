@@ -13,7 +13,7 @@ from pathlib import Path
 from ..base.view import own_fields, View, Viewable
 from ..base.files import write_atomically
 from ..base.progress import log_disk_error
-from ..base.report import command, ConfigError, edit, shell_quote
+from ..base.report import command, ConfigError, edit, require_kind, shell_quote
 from ..config.load import with_parameters_of
 from ..runs.checkpoint import weights_digest
 from ..runs.directory import check_permissions, open_run, Run
@@ -111,6 +111,8 @@ def verdict(
     **how,                            # as for `evaluate`
 )->Verdict:
     "Is the tuned model better? Known answers are read, others are generated"
+    require_kind("verdict", float, min_gain=min_gain)
+    require_kind("verdict", float|None, max_forgetting=max_forgetting)
     run = open_run(run, trust_remote_code=trust_remote_code)
     check_permissions(run, run.path/"eval")   # the verdict is written there
     file = run.path/"eval"/"sweep.json"

@@ -20,7 +20,7 @@ from ..base.escape import escape_controls, shorten
 from ..base.files import open_regular, parse_json, read_json_object, write_atomically
 from ..base.progress import format_duration, log
 from ..base.report import (
-    command, error_summary, Finding, pluralise, read_figures, shell_quote, SftError, why_unreadable)
+    command, error_summary, Finding, pluralise, read_figures, require_kind, SftError, shell_quote, why_unreadable)
 from ..base.view import as_json, SCHEMA_VERSION, View, Viewable
 from ..config.load import absolute_paths, split_task_name
 from ..config.settings import SETTINGS, settings_with
@@ -437,11 +437,15 @@ def readme_text(
 def write_card(
     run:Run|str|Path,
     *, checkpoint:str="adapter",   # or checkpoint-N
-    folder:Path|None=None,         # with a merged model; None: the run's own weights
+    folder:str|Path|None=None,     # with a merged model; None: the run's own weights
     trust_remote_code:bool=False,  # True: trust code named by its config
 )->Card:
     "Write README.md and card.json beside the weights; `SftError` for a damaged file of the run"
     run = open_run(run, trust_remote_code=trust_remote_code)
+    require_kind("card", Path|None, folder=folder)
+    folder = folder and Path(folder)
+    if folder and not folder.is_dir():
+        raise SftError("card", f"there is no folder {folder}", "a merged model", "name one, or leave folder out")
     beside = folder or run.weights(checkpoint)
     if beside.is_relative_to(run.path): check_permissions(run, beside)   # the card is written there
     card = make_card(run, checkpoint=checkpoint, folder=folder)

@@ -14,7 +14,7 @@ from ..base.display import (
     as_html, badge_html, bar_html, details_html, format_bytes, table_html, WRAPPED)
 from ..base.credentials import redact
 from ..base.files import read_json, write_atomically
-from ..base.report import command, pluralise, shell_quote, Report, SftError
+from ..base.report import command, pluralise, Report, require_kind, SftError, shell_quote
 from ..tokens.prepare import prepare
 from ..planning.plan import LABELS
 from ..runs.checkpoint import weights_digest
@@ -157,6 +157,8 @@ def run_page(
 )->Path:
     "Write one HTML file with all that is known of a run; `SftError` if it cannot be written"
     run = open_run(run, trust_remote_code=trust_remote_code)
+    require_kind("report", Path|None, path=path)
+    require_kind("report", int, rows=rows)
     target = Path(path) if path else run.path/"report.html"
     page = redact(page_html(run.name, page_parts(run, rows)))
     try: return write_atomically(target, page)

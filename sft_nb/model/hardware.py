@@ -238,6 +238,7 @@ def find_device(
     name:str,        # h200-141gb, rtx4090-24gb ...
 )->Device:
     "A GPU by its name; ConfigError that lists the known names"
+    name = str(name)   # of another kind, it is in no list
     if name.lower() in DEVICES: return DEVICES[name.lower()]
     near = difflib.get_close_matches(name.lower(), DEVICES, 1, .4) or ["h100-80gb"]
     raise ConfigError(f"device {name!r}", "it is not in the list", f"one of {', '.join(DEVICES)}", edit(device=near[0]))

@@ -7,6 +7,7 @@ __all__ = ['LABELS', 'DECIDED', 'Plan', 'decisions', 'findings', 'plan', 'with_p
 
 # %% ../../nbs/07_planning/05_plan.ipynb #f84cc856
 import json, logging, math
+from collections.abc import Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +18,8 @@ from ..base.files import write_atomically
 from ..base.display import format_bytes, with_bar
 from ..base.view import own_fields, Table, View, Viewable
 from ..base.progress import format_duration, Phase, show_progress
-from ..base.report import ConfigError, pluralise, edit, fail, Finding, error_summary, ok, SftError, warn
+from ..base.report import (
+    ConfigError, edit, error_summary, fail, Finding, ok, pluralise, require_kind, SftError, warn)
 from ..config.load import Config
 from ..tokens.tokenizer import load_tokenizer
 from ..tokens.dataset import Data
@@ -278,6 +280,10 @@ def plan(
 )->Plan:
     "GiB by part and the fastest settings that fit; `SftError` for a model that cannot be simulated"
     cfg, data = config_and_data(cfg, data)
+    require_kind("plan", int|None, world_size=world_size)
+    if lengths is not None:
+        lengths = [*lengths] if isinstance(lengths, Iterable) else [lengths]
+        for n in lengths: require_kind("plan", int, lengths=n)
     if data is not None: cfg = with_data(cfg, data)
     elif lengths is None:
         check_rows_are_named(cfg)

@@ -24,7 +24,7 @@ from ..base.extensions import extension
 from ..base.files import atomic_folder
 from ..base.progress import log, Phase, show_progress
 from ..base.report import (
-    as_fix, command, ConfigError, edit, fail, Finding, Fix, ok, Report, shell_quote, SftError, warn)
+    as_fix, command, ConfigError, edit, fail, Finding, Fix, ok, Report, require_kind, SftError, shell_quote, warn)
 from ..config.load import Config
 from ..tasks.core import task_of
 from ..tokens.encode import encode, encode_prompts
@@ -572,6 +572,8 @@ def merge(
 )->Path:
     "Merge, save with the tokenizer, load again and compare; `SftError` if it is not the model that was trained"
     run = open_run(run, trust_remote_code=trust_remote_code)
+    require_kind(f"merge {run.name}", Path|None, out=out)
+    require_kind(f"merge {run.name}", int, prompts=prompts)
     source, out = run.weights(checkpoint), merge_target(run, out, checkpoint)
     if prompts < 1:
         expected = "at least one prompt to compare the models on"

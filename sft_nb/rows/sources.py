@@ -20,7 +20,7 @@ from fastcore.basics import patch
 
 from ..base.extensions import extension, need_extension
 from ..base.report import (
-    command, ConfigError, edit, error_summary, MissingFileError, SftError, shell_quote)
+    command, ConfigError, edit, error_summary, MissingFileError, require_kind, SftError, shell_quote)
 from .columns import ColumnRenamer
 from sft_nb.rows.files import (
     file_source, file_suffix, row_from_arrow, row_in_memory, shorten_path, Source, SUFFIXES, type_with_article,
@@ -424,6 +424,7 @@ def read_rows(
     *, n:int|None=None,  # at most this many; None: all
 )->dict[str,dict]:       # place -> row
     "Load all rows into memory; `SftError` if there are none"
+    require_kind("read_rows", int|None, n=n)
     found = dict(Mixture(open_rows(rows), n=n))
     if found: return found
     where = str(rows)[:80]

@@ -25,7 +25,7 @@ from ..base.view import part_html, View, Viewable
 from ..base.progress import format_duration, in_notebook, log, Progress, ProgressBar
 from ..base.report import (
     command, ConfigError, denied_error, edit, Fix, is_denied, MissingPathError, MissingRunError, pluralise,
-    read_figures, SftError, shell_quote)
+    read_figures, require_kind, SftError, shell_quote)
 from ..config.settings import max_time_seconds, SETTINGS
 from ..base.extensions import extension, need_extension
 from ..config.load import (
@@ -746,6 +746,8 @@ def list_runs(
 )->"DataFrame":
     "The runs in a folder, oldest first; ConfigError if there is none"
     import pandas as pd
+    only = only if isinstance(only, (list, tuple)) else (only,)
+    for path in (root, *only): require_kind("list_runs", Path, path=path)
     root = Path(root)
     if is_denied(root): raise denied_error(f"runs in {root}", root)
     runs = [Run(root/name) for name in only] or [Run(path) for path in run_folders(root)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..base.files import read_json, read_json_object
-from ..base.report import command, ConfigError, edit, pluralise, shell_quote
+from ..base.report import command, ConfigError, edit, pluralise, require_kind, shell_quote
 from ..config.load import Config
 from ..config.settings import settings_with
 from ..tokens.tokenizer import model_path
@@ -175,6 +175,7 @@ def extend_training(
     "Extend a finished run; ConfigError if it is not finished, or would not be longer"
     wanted = dict(num_train_epochs=num_train_epochs, max_steps=max_steps)
     more = {name: value for name, value in wanted.items() if value is not None}
+    require_kind("resume", float, **more)
     if run.state != "finished":
         raise ConfigError(f"run {run.name!r}", f"it is {run.state}", "a finished run, since only those can be extended",
                           resume_command(run))
