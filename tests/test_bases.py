@@ -75,6 +75,13 @@ def test_damaged_files_are_refused(tmp_path):
     at = whole.index(b"token_embd.weight") + len("token_embd.weight") + 4 + 16   # name, dimensions, shape: its type
     file.write_bytes(whole[:at] + (77).to_bytes(4, "little") + whole[at + 4:])
     with pytest.raises(ConfigError, match="weights of type number 77"): dequantised(str(file))
+    for version in (1, 4):
+        file.write_bytes(whole[:4] + version.to_bytes(4, "little") + whole[8:])
+        with pytest.raises(ConfigError, match="damaged"): GgufHeader(file)
+    file.write_bytes(b"GGML" + whole[4:])
+    with pytest.raises(ConfigError, match="damaged"): GgufHeader(file)
+    file.write_bytes(whole[:4] + (2).to_bytes(4, "little") + whole[8:])
+    assert GgufHeader(file).tensors   # of version 2, which differs from 3 in nothing that is read
     for junk in (b"[" * 100_000, b"GGUF" + bytes(range(256)) * 9, b"GGUF\3\0\0\0" + b"\xff" * 99):
         file.write_bytes(junk)
         with pytest.raises(ConfigError, match="damaged"): dequantised(str(file))

@@ -603,3 +603,22 @@ def test_merge_says_that_a_run_is_not_finished(undisturbed, tmp_path, capsys, st
     with patch("sft_nb.proof.merge.merge", side_effect=SftError("merge", "enough is seen", "", "go on")):
         assert main(["merge", str(run.path)]) == 1
     assert ("some is not finished" in capsys.readouterr().out) == says
+
+
+@pytest.mark.parametrize("more, is_json", [([], False), (["--json"], True)])
+def test_a_report_is_json_only_if_asked_for_and_progress_only_if_not(more, is_json, monkeypatch, capsys):
+    seen = {}
+    class Made(SimpleNamespace):
+        def __str__(self): return "in words"
+    made = Made(exit_code=0, equal=True, to_dict=lambda: dict(ready=True), text=lambda **how: "in words")
+    def replayed(run, step, **how):
+        seen.update(how)
+        return made
+    monkeypatch.setattr("sft_nb.checks.preflight.preflight", lambda cfg: made)
+    monkeypatch.setattr("sft_nb.extras.replay.replay", replayed)
+    monkeypatch.setattr("sft_nb.extras.cli.commands._open_run", lambda options: None)
+    for line in (["check", "--config", "demo"], ["replay", "runs/x", "--step", "1", "--trust-remote-code"]):
+        assert main([*line, *more]) == 0
+        said = capsys.readouterr().out
+        assert (json.loads(said) == dict(ready=True)) if is_json else ("in words" in said)
+    assert seen["progress"] is not is_json and seen["trust_remote_code"] is True

@@ -52,3 +52,20 @@ def test_a_list_is_as_good_as_a_tuple():
     "In Python one writes a list; a config holds a tuple, so that it can be a key"
     cfg = Config(train_file=["a.jsonl"], train_weights=[2.])
     assert (cfg.train_file, cfg.train_weights) == (("a.jsonl",), (2.,)) and hash(cfg) == hash(load_config(cfg))
+
+
+def test_what_is_switched_on_by_default():
+    "And is said to nobody: a tracker that sends metrics away, another method or another model are off"
+    switches = {name: s.default for name, s in SETTINGS.items() if isinstance(s.default, bool)}
+    on = {name for name, value in switches.items() if value}
+    assert on == {"template_skeletons", "preflight", "bnb_4bit_use_double_quant", "shuffle"}
+    cfg = Config()
+    assert (cfg.report_to, cfg.num_processes, cfg.save_total_limit, cfg.price) == (None, 1, 2, None)
+    assert (cfg.lora_dropout, cfg.lora_target_modules, cfg.init_lora_weights) == (0., ("all-linear",), "default")
+
+
+def test_what_a_checkpoint_depends_on_cannot_change_when_a_run_is_resumed():
+    fixed = set(settings_with("fixed_on_resume"))
+    shape = {"lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_parameters", "use_rslora",
+             "use_dora", "init_lora_weights", "method", "num_processes", "seed"}
+    assert shape <= fixed and not {"runs_dir", "report_to", "save_total_limit", "price"} & fixed

@@ -139,7 +139,7 @@ def _uneven_steps(planner:Planner, c:Candidate)->Finding|None:
     found = f"a step has about {rows:.3g} rows, and effective_batch_size is {wanted}: "
     found += f"a batch of {c.budget:,} tokens holds {planner.rows_per_batch(c.budget):.3g} rows"
     if planner.world_size > 1: found += f" on each of {planner.world_size} processes"
-    fix = edit(effective_batch_size=max(1, round(rows)))
+    fix = edit(effective_batch_size=round(rows))   # a batch holds a row or more
     smaller = planner.budget_for_whole_steps(c.budget)
     if abs(planner.rows_per_step(smaller)[0] / wanted - 1) < .1: fix = edit(max_tokens_per_batch=smaller) | fix
     elif wanted % planner.world_size == 0:   # batches by rows instead of tokens

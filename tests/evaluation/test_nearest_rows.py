@@ -72,6 +72,9 @@ def test_the_nearest_are_those_with_the_largest_cosines(found):
     assert all(r.cosine < 0 for r in against) and len(against) == min(2, (cosines < 0).sum())
     place, row = found.data.train.row(rows[2].example)
     assert (rows[2].where, rows[2].prompt, rows[2].answer) == (place, row["question"], row["answer"])
+    k = [*found.train.examples].index(rows[2].example)
+    assert place.endswith(f" {rows[2].row}") and rows[2].doubt == pytest.approx(float(found.train.doubt[k]))
+    assert rows[2].loss == pytest.approx(float(found.train.loss[k] / found.train.tokens[k]))
 
 
 def test_it_is_measured_once_for_these_weights_and_rows(run, found, monkeypatch):

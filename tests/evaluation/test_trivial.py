@@ -232,3 +232,17 @@ def test_a_long_constant_answer_is_shown_with_its_end(tokenizer):
     questions = make_questions(load_config("demo", task="nli", eval_samples=12), tokenizer, rows)
     same = next(t for t in trivial_answers(questions) if t.kind == "same answer")
     assert '"predicted_label": ' in same.text and same.text[-4:] in same.about
+
+
+def test_the_best_constant_answer_is_named_beside_the_shares_only_if_it_is_ever_right(trained, tmp_path, says):
+    rows = tmp_path/"rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in nli_rows()))
+    says |= {"base": lambda talk: "?", "tuned": lambda talk: "entailment"}
+    e = evaluate(trained, eval_file=str(rows), eval_samples=60, task="chat", by="loss", shots=0, progress=False)
+    made = e.baselines
+    assert any(line.startswith("always the same answer: exact match 53.3%") for line in made.notes(e.tuned))
+    never = [replace(t, figures=t.figures | dict(accuracy=0.)) if t.kind == "same answer" else t for t in made.trivial]
+    none = [t for t in made.trivial if t.kind != "same answer"]
+    for trivial in (never, none):
+        lines = replace(made, trivial=type(made.trivial)(trivial)).notes(e.tuned)
+        assert not any("exact match" in line for line in lines) and any("loss per answer" in line for line in lines)

@@ -1,6 +1,7 @@
 """Two processes, each with half of every weight, compute what one process computes."""
 import os
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from sft_nb.extras.kernels import compile_layers, fuse_lora
 from sft_nb.model.loss import add_supervised_loss
 from sft_nb.model.finetuning.checkpointing import recompute_layers, recompute_parts
 from sft_nb.extras.fsdp import shard, whole_weights, whole_when_saved
+from sft_nb.extras.sharded_memory import passing_bytes
+from sft_nb.model.finetuning.parallelism import Division
 from sft_nb.planning.plan import plan
 from sft_nb.training.guards import all_finite, own_part, weight_norms
 
@@ -149,3 +152,17 @@ def test_weights_are_whole_until_they_are_divided():
     "With so many processes that almost nothing is left of them, there was a moment when everything was there"
     alone, many = planned(), planned(num_processes=4096, fsdp=True)
     assert sum(many.values()) - many["outside"] >= alone["weights"]
+
+
+@pytest.mark.parametrize("numbers, gathered", [(40, 4 * 40), (10**9, 4 * 10**9), (4 * 10**9, 4 * 10**9)])
+def test_a_third_stage_gathers_a_billion_numbers_at_most(numbers, gathered):
+    "As DeepSpeed prefetches them by default: all weights of a small model, and part of a large one"
+    model = torch.nn.Module()
+    model.config = SimpleNamespace(hidden_size=8, get_text_config=lambda **how: model.config)
+    model.weight = torch.nn.Parameter(torch.empty(numbers, device="meta"))
+    bucket = 4 * 100
+    assert passing_bytes(model, Division(stage=2, bucket=100)) == bucket
+    assert passing_bytes(model, Division(stage=3, bucket=100)) == bucket + gathered
+    assert passing_bytes(model, Division(stage=2)) == 4 * 8 * 8
+    model.weight.requires_grad_(False)
+    assert passing_bytes(model, Division(stage=2, bucket=100)) == 0

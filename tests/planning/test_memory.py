@@ -2,13 +2,13 @@
 import pytest
 import torch
 from shapes import folder
-from transformers import AutoConfig
+from transformers import Adafactor, AutoConfig
 
 from sft_nb.batches.layout import BatchLengths
 from sft_nb.config.load import load_config
 from sft_nb.model.adapter import load_model, lora_reach
 from sft_nb.planning.simulate import footprint
-from sft_nb.planning.memory import skeleton, static_bytes
+from sft_nb.planning.memory import optimizer_bytes, skeleton, static_bytes
 
 EIGHT = ["qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "granite", "gpt2"]
 NINE = [*EIGHT, "qwen3_moe"]
@@ -89,3 +89,13 @@ def test_qwen3_30b_a3b_in_4_bits_fits_a_card_of_24_gib(tmp_path, tokenizer):
     assert 14.7 < held["weights"] / 2**30 < 16
     assert (sum(held.values()) + step.peak) / 2**30 < 19   # without 4-bit experts: 57
     assert str(lora_reach(model)) == "LoRA reaches 100.0% of the weights; routers, embeddings and head are frozen"
+
+
+@pytest.mark.parametrize("shape", [(7,), (5, 7), (3, 5, 7), (2, 3, 5, 7)])
+def test_the_factors_of_adafactor_are_those_that_it_keeps(shape):
+    p = torch.nn.Parameter(torch.ones(shape))
+    p.grad = torch.ones(shape)
+    kept = Adafactor([p])
+    kept.step()
+    tensors = [t for t in kept.state[p].values() if isinstance(t, torch.Tensor) and t.ndim]
+    assert optimizer_bytes(p, "adafactor") == sum(map(size, tensors)) == 4 * sum(t.numel() for t in tensors)

@@ -9,6 +9,7 @@ from sft_nb.config.load import load_config
 from sft_nb.base.report import MissingPathError, SftError
 from sft_nb.runs.checkpoint import find_corruption, flatten_folder, prune, remove_leftovers, write_checksums
 from sft_nb.runs.directory import Run, create_run, open_run
+from sft_nb.runs.provenance import base_folder
 from sft_nb.runs.status import Status, read_status
 from sft_nb.runs.directory import list_runs
 
@@ -172,3 +173,21 @@ def test_a_run_that_was_deleted_since_is_no_wrong_name_of_a_config(tmp_path):
     run = create_run(load_config(run_name="gone", runs_dir=str(tmp_path)))
     shutil.rmtree(run.path)
     with pytest.raises(SftError, match="run .*gone.*: there is no such directory"): open_run(run)
+
+
+def test_the_folder_of_a_base_from_the_hub_is_that_of_its_commit(tmp_path, monkeypatch):
+    "The base of a run is recognised by it: without, an exchanged base is not noticed"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    repo, commit = tmp_path/"models--some--model", "0123456789" * 4
+    of = dict(model="some/model", revision=None)
+    assert base_folder(**of, init="pretrained") is None   # not on this machine
+    (repo/"snapshots"/commit).mkdir(parents=True)
+    (repo/"snapshots"/commit/"config.json").write_text("{}")
+    (repo/"refs").mkdir()
+    (repo/"refs"/"main").write_text(commit)
+    assert base_folder(**of, init="pretrained") == repo/"snapshots"/commit
+    assert base_folder(**of, init="random") is None
+    (repo/".no_exist"/commit).mkdir(parents=True)
+    (repo/".no_exist"/commit/"config.json").touch()
+    (repo/"snapshots"/commit/"config.json").unlink()
+    assert base_folder(**of, init="pretrained") is None   # the hub has no such file

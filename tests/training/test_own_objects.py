@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from transformers.trainer_callback import EarlyStoppingCallback, TrainerCallback
 
 from sft_nb import evaluate, load_config, merge, prepare, resume, train
-from sft_nb.extras.own_model import with_model
+from sft_nb.extras.own_model import make_trainable, with_model
 from sft_nb.base.report import ConfigError
 from sft_nb.tokens.tokenizer import load_tokenizer, model_path
 from sft_nb.workbench import Workbench
@@ -187,3 +187,12 @@ def test_a_tokenizer_is_used_with_one_config_after_another():
     assert tokenizer.new_tokens == ["<own>"]
     Workbench(load_config(train_tokens=("<own>",), chat_template="none"), tokenizer=tokenizer)
     assert tokenizer.chat_template is None and tokenizer.new_tokens == ["<own>"]
+
+
+def test_a_handed_over_model_with_broken_weights_is_refused(tmp_path):
+    "Before the first step, and not by a loss of NaN after it"
+    model = AutoModelForCausalLM.from_pretrained(model_path("tiny"))
+    with torch.no_grad(): model.lm_head.weight[0, 0] = float("nan")
+    cfg = with_model(load_config(method="lora", device="cpu"), model)
+    with pytest.raises(ConfigError, match="tensors hold NaN or infinity"):
+        make_trainable(model, load_tokenizer(load_config()), cfg)
