@@ -68,7 +68,7 @@ def test_a_greeting_is_context_unless_a_flag_says_otherwise(tmp_path):
             read(dict(messages=row))
     asked_first = read(dict(messages=[dict(role="system", content="You begin."), GOOD, ASKED, GOOD]))
     assert learned(asked_first) == ["rightright"]   # a system message can make a model say it
-    with pytest.raises(SftError, match="refuses this conversation.* Fix: leave the greeting before the first question out"):
+    with pytest.raises(SftError, match="refuses this conversation.* Fix: leave the greeting before"):
         read(dict(messages=[greeting, ASKED, GOOD]), chat_template=str(_alternating(tmp_path)))
 
 
