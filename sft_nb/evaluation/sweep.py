@@ -59,6 +59,7 @@ class CheckpointSwapper:
         from peft import load_peft_weights, set_peft_model_state_dict
         if "model" not in vars(self): self.first = folder   # the one it was made with may be gone
         known = self.kept is not None and folder in self.kept
+        if not known: check_trained(folder, self.bench.requested.method)   # it may be damaged since it was listed
         weights = self.kept[folder] if known else load_peft_weights(str(folder), device="cpu")
         if self.kept is not None: self.kept[folder] = weights
         if not known or self.loaded != folder:

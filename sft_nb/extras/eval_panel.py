@@ -24,9 +24,9 @@ from ..runs.checkpoint import step_of
 from ..runs.directory import open_run, Run
 from ..evaluation.generations import Answer, Scores
 from ..evaluation.sweep import Sweep
-from sft_nb.panels.panel import (
-    Button, chart, Choice, common_place, Control, controls_row, error_html, html_block, Panel, removed_run, Table,
-    table_html, Text)
+from ..panels.panel import (
+    Button, chart, Choice, common_place, Control, controls_row, error_html, html_block, Panel, removed_run,
+    SortOrder, Table, table_html, Text)
 from ..panels.reply_stream import Reply
 from ..panels.conversation import Turn, turn_html
 from ..panels.generation import GenerationPanel
@@ -340,7 +340,7 @@ class EvalPanel(Panel):
         self.ask = Button("ask both now", title="base and checkpoint answer the question in view, below")
         self.near = Button("training rows near it", title="in meaning and in gradient; measured once, in a while")
         self.again = Button("read the sweep again", title="after another sweep of the run")
-        self.sorts, self.step = Control(), Control()
+        self.sorts, self.step = SortOrder(), Control()
         head = [dict(name="row", width="64px", wide=True), dict(name="question"),
                 dict(name="base → tuned", width="130px"), dict(name="expected", width="14%", wide=True),
                 dict(name="base", width="14%", wide=True), dict(name="tuned", width="84px")]

@@ -11,6 +11,7 @@ from sft_nb.panels.panel import Button as Button
 from sft_nb.panels.panel import Choice as Choice
 from sft_nb.panels.panel import Control as Control
 from sft_nb.panels.panel import Panel as Panel
+from sft_nb.panels.panel import SortOrder as SortOrder
 from sft_nb.panels.panel import Table as Table
 from sft_nb.panels.panel import Text as Text
 from sft_nb.panels.reply_stream import Reply as Reply
@@ -138,7 +139,7 @@ class EvalPanel(Panel):
     ask: Button
     near: Button
     again: Button
-    sorts: Control
+    sorts: SortOrder
     step: Control
     table: Table
 

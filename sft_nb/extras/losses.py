@@ -23,7 +23,7 @@ from ..batches.layout import eval_mode
 from ..model.loss import Head, head_of, supervised_logits
 from ..runs.directory import open_run, Run
 from ..evaluation.sweep import CheckpointSwapper
-from ..panels.panel import Button, Choice, columns, Control, controls_row, html_block, Panel, Table, table_html
+from ..panels.panel import Button, Choice, columns, controls_row, html_block, Panel, SortOrder, Table, table_html
 from ..panels.batches import bench_of
 from ..panels.rows import MARKED_ROWS, Marks
 
@@ -243,7 +243,7 @@ class LossPanel(Panel):
         self.checkpoint = Choice("checkpoint", options=state.names, value=state.checkpoint)
         self.mark = Button("this label is wrong", title="for drop_rows of a later run; again: remove the mark")
         self.note = ""
-        self.sorts = Control()
+        self.sorts = SortOrder()
         numbers = [dict(name=name, number=True) for name in ("base", "tuned", "gain", "doubt")]
         self.table = Table([dict(name="row", width="64px"), *numbers], lambda a, b: state.cells(state.ranked()[a:b]),
                            sorts=self.sorts, label="rows", width="340px")

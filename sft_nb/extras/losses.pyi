@@ -4,8 +4,8 @@ from pathlib import Path
 from sft_nb.model.loss import Head as Head
 from sft_nb.panels.panel import Button as Button
 from sft_nb.panels.panel import Choice as Choice
-from sft_nb.panels.panel import Control as Control
 from sft_nb.panels.panel import Panel as Panel
+from sft_nb.panels.panel import SortOrder as SortOrder
 from sft_nb.panels.panel import Table as Table
 from sft_nb.panels.rows import Marks as Marks
 from sft_nb.runs.directory import Run as Run
@@ -107,7 +107,7 @@ class LossPanel(Panel):
     checkpoint: Choice
     mark: Button
     note: str
-    sorts: Control
+    sorts: SortOrder
     table: Table
 
     def __init__(self, run: Run | str | Path, **how: Any) -> None: ...

@@ -46,6 +46,9 @@ def _changed_messages(messages:list[dict], t:Template):
         halves = [end in (m["content"] or "") and tag not in m["content"] for m in messages]
         opened = [m | dict(content=tag + m["content"]) if half else m for m, half in zip(messages, halves)]
         if opened != messages: yield as_fix(f"write {tag} in front of reasoning that ends with {end}"), opened, t
+    question = next((k for k, m in enumerate(messages) if m["role"] == "user"), 0)
+    asked = [m for k, m in enumerate(messages) if k > question or m["role"] != "assistant"]
+    if asked != messages: yield as_fix("leave the greeting before the first question out"), asked, t
     joined = _join_roles(messages)
     if joined != messages: yield as_fix("join messages of one role that follow each other"), joined, t
     def tags(m): return _CHANNEL.findall(m["content"] or "") + t.special.findall(_CHANNEL.sub("", m["content"] or ""))

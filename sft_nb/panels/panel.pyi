@@ -16,9 +16,13 @@ class Control(traitlets.HasTraits):
     value: Any
     disabled: bool
     hidden: bool
+    expects: str
     id: str
 
     def __init__(self, label: str='', **how: Any) -> None: ...
+
+    def fits(self, value: Any) -> bool:
+        """Can `value`, which a browser sent, be received? Pages and proxies of other versions send what they like"""
 
     def receive(self, event: str, value: Any) -> None: ...
 
@@ -48,12 +52,15 @@ class Choice(Control):
     as_chips: bool
     several: bool
     options: list[Any]
+    expects: str
 
     @property
     def values(self) -> list[Any]: ...
 
     @property
     def kind(self) -> str: ...
+
+    def fits(self, value: Any) -> bool: ...
 
     def receive(self, event: str, value: Any) -> None:
         """`value` is a place among the options, or a list of places"""
@@ -68,6 +75,9 @@ class Number(Control):
     step: Any
     blank: Any
     placeholder: str
+    expects: str
+
+    def fits(self, value: Any) -> bool: ...
 
     def receive(self, event: str, value: Any) -> None: ...
 
@@ -78,6 +88,9 @@ class Range(Control):
     kind: str
     min: int
     max: int
+    expects: str
+
+    def fits(self, value: Any) -> bool: ...
 
     def receive(self, event: str, value: Any) -> None:
         """None: from the least to the most"""
@@ -90,25 +103,38 @@ class Text(Control):
     rows: int
     sends: Any
     value: str
+    expects: str
+
+    def fits(self, value: Any) -> bool: ...
 
     @property
     def kind(self) -> str: ...
 
     def to_dict(self) -> dict[Any, Any]: ...
 
+class SortOrder(Control):
+    """A column that rows are sorted by, counted from 0, and whether descending; None: the original order"""
+    expects: str
+    columns: int
+
+    def fits(self, value: Any) -> bool: ...
+
 class Table(Control):
     """Rows of a list: one is chosen by a click or by ↑ and ↓, and the heads of the columns sort"""
     kind: str
+    expects: str
     head: list[dict[Any, Any]]
     rows: Callable[..., Any]
-    sorts: Control | None
+    sorts: SortOrder | None
     empty: str
     lines: int
     width: str
     total: int
     version: str
 
-    def __init__(self, head: list[dict[Any, Any]], rows: Callable[..., Any], *, sorts: Control | None=None, lines: int=9, width: str='480px', empty: str='no rows', **how: Any) -> None: ...
+    def __init__(self, head: list[dict[Any, Any]], rows: Callable[..., Any], *, sorts: SortOrder | None=None, lines: int=9, width: str='480px', empty: str='no rows', **how: Any) -> None: ...
+
+    def fits(self, value: Any) -> bool: ...
 
     def fill(self, total: int, version: Any, chosen: int | None) -> None:
         """Show another list, or another row as chosen"""

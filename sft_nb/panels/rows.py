@@ -26,8 +26,8 @@ from ..tokens.conversations import conversation
 from ..tokens.dataset import Data, Split
 from ..tokens.display import spans, spans_html, spans_text, tokens_of
 from .panel import (
-    Button, chart, Choice, columns, Control, controls_row, html_block, common_place,
-    Panel, Range, Table, table_html, Text)
+    Button, chart, Choice, columns, controls_row, html_block, common_place,
+    Panel, Range, SortOrder, Table, table_html, Text)
 
 # %% ../../nbs/14_panels/02_rows.ipynb #row0ent1
 class Entry(NamedTuple):
@@ -348,7 +348,7 @@ class DataPanel(Panel):
         self.face = Choice("show as", options=[*FACES], value=state.face, as_chips=True)
         self.mark = Button("mark this row", title="for drop_rows of a later run; again: remove the mark")
         self.mark_listed = Button("mark all listed", title=self.mark.title)
-        self.sorts = Control()
+        self.sorts = SortOrder()
         self.table = Table(_HEAD, lambda a, b: state.cells(state.listed()[a:b]), sorts=self.sorts, label="rows",
                            width="340px")
         self._fit_range()

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from sft_nb.panels.panel import Button as Button
 from sft_nb.panels.panel import Choice as Choice
-from sft_nb.panels.panel import Control as Control
 from sft_nb.panels.panel import Panel as Panel
 from sft_nb.panels.panel import Range as Range
+from sft_nb.panels.panel import SortOrder as SortOrder
 from sft_nb.panels.panel import Table as Table
 from sft_nb.panels.panel import Text as Text
 from sft_nb.tokens.dataset import Data as Data
@@ -145,7 +145,7 @@ class DataPanel(Panel):
     face: Choice
     mark: Button
     mark_listed: Button
-    sorts: Control
+    sorts: SortOrder
     table: Table
 
     def __init__(self, data: Data) -> None: ...

@@ -599,7 +599,8 @@ def _learning_facts(cfg:Config, train:Split, eval:Split|None, template:Template)
         learned=[_what_is_learned(train, name) for name in formats], response_template=cfg.response_template,
         turns=cfg.train_on_turns,
         prompts_learned=seen.prompts_too, rows=train.n_kept, rows_read=train.n_read, left_out=train.reasons,
-        cut=train.counts.shortened, excluded=seen.flags.get("hidden", 0), columns_not_used=[*seen.unread],
+        cut=train.counts.shortened, excluded=seen.flags.get("hidden", 0),
+        greetings=seen.flags.get("greetings", 0), columns_not_used=[*seen.unread],
         columns_ignored=[*seen.ignored],
         system_prompts=[*seen.systems],
         default_system="" if all(seen.systems) else template.default_system,
@@ -641,6 +642,7 @@ def _learning_summary(
     parts.append(f"From {rows}")
     if facts["left_out"]: parts[-1] += f", without {describe_reasons(facts['left_out'])}"
     if n := facts["excluded"]: parts[-1] += f"; {pluralise(n, 'answer is', 'answers are')} excluded by flags"
+    if n := facts["greetings"]: parts[-1] += f"; {pluralise(n, 'greeting')} before the first question, not learned"
     if facts["cut"]: parts[-1] += f"; {facts['cut']:,} are cut"
     if facts["max_samples"] == facts["rows_read"]: parts[-1] += " (max_samples)"
     if facts["eval_samples"]:

@@ -1,5 +1,6 @@
 """Models side by side: their prompts, the state after a stop, and what is written into the run."""
 import json
+import os
 import shutil
 import time
 from dataclasses import replace
@@ -376,6 +377,19 @@ def test_a_run_that_was_removed_is_all_that_is_said(learned, tmp_path):
     for act in (panel.controls.keep.click, panel.controls.ask.click):
         act()
         assert "its directory" in panel.error and "is gone" in panel.error and "default" not in panel.error
+
+
+@pytest.mark.parametrize("damage", [os.mkfifo, lambda file: file.write_bytes(b"x" * 99)], ids=["pipe", "cut"])
+def test_weights_that_were_damaged_after_the_base_was_loaded_are_a_line(learned, tmp_path, damage):
+    run = Run(shutil.copytree(learned.path, tmp_path/"copy"))
+    state = GenerationState(run, ("checkpoint-1", "checkpoint-2"))
+    file = run.path/"checkpoints/checkpoint-2/adapter_model.safetensors"
+    file.unlink()
+    damage(file)
+    state.ask("Hello", max_new_tokens=2)
+    replies = state.turns[-1].replies
+    assert replies["checkpoint-1"].n_tokens and not replies["checkpoint-1"].error
+    assert "adapter_model.safetensors: it cannot be read" in replies["checkpoint-2"].error
 
 
 def test_a_follower_that_cannot_read_says_so(learned, monkeypatch):

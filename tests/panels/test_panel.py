@@ -12,7 +12,8 @@ from matplotlib.colors import to_rgba
 import sft_nb
 from sft_nb.config.load import load_config
 from sft_nb.panels.panel import (
-    Button, chart, Choice, columns, common_place, Control, controls_row, error_html, html_block, Number, Panel, Table)
+    Button, chart, Choice, columns, common_place, Control, controls_row, error_html, html_block, Number, Panel, Range,
+    SortOrder, Table, Text)
 from sft_nb.base.report import SftError
 from sft_nb.runs.metrics import draw_curves
 from sft_nb.tokens.display import ALL_TOKENS, spans_html, SUPERVISED
@@ -58,7 +59,7 @@ class Picks(Panel):
         super().__init__(self)
         self.did, self.numbers = [], [*range(1000)]
         self.button, self.chip = Button("go"), Choice("way", options=["left", "right"], value="left", as_chips=True)
-        self.place, self.sorts = Control(), Control()
+        self.place, self.sorts = Control(), SortOrder()
         numbers = [dict(name="n", number=True)]
         self.table = Table(numbers, lambda a, b: [[n] for n in self.numbers[a:b]], sorts=self.sorts)
         self.button.on_click(self.did.append)
@@ -116,6 +117,38 @@ def test_rows_are_asked_for_and_an_old_list_is_not_answered(sent):
     panel.draw()
     message(panel, panel.table, [0, 3], "ask", rev="0")
     assert len(sent) == 1
+
+
+@pytest.mark.parametrize("control, odd, expected", [
+    (Choice("way", options=["left", "right"], value="left"), [None, 1.0, "1", [], {}], "the place of an option"),
+    (Choice("ways", options=["left", "right"], value=(), several=True), [None, 1, "1", [1.0], {}], "list of places"),
+    (Number("batch", value=1), ["1", [1], {}], "a number"),
+    (Range("tokens", value=(0, 9)), [5, [1], [1, 2, 3], [1, "x"], [None, 1], {}], "two whole numbers"),
+    (Text("prompt", value="x"), [None, 5, ["x"], {}], "a text"),
+    (SortOrder(columns=2), [0, [0], [2, True], [-1, True], ["n", True]], "a column"),
+    (Table([dict(name="n")], lambda a, b: []), ["1", 1.5, [1], {}], "the number of a row"),
+], ids=lambda x: type(x).__name__)
+def test_a_message_of_another_kind_is_answered_by_a_sentence(sent, control, odd, expected):
+    "As from a page whose scripts are older; the control keeps its value"
+    panel, before = Picks(), control.value
+    for value in odd:
+        panel.live[control.id], panel.failure = control, None
+        message(panel, control, value, n=1)
+        assert expected in str(panel.failure) and "Fix: reload the page" in str(panel.failure)
+        assert control.value == before and sent[-1] == dict(ack=1)
+
+
+def test_a_message_that_asks_for_no_rows_is_no_error_of_python(sent):
+    panel = Picks()
+    for value in (None, 5, "x", ["x"], {}):
+        message(panel, panel.table, value, "ask", rev="0", n=1)
+        assert "numbers of rows" in str(panel.failure)
+    panel.failure = None
+    for control, rev in ((panel.chip, None), (panel.chip, "0"), (panel.table, None)): message(
+        panel, control, [0, 3], "ask", rev=rev, n=1)
+    message(panel, panel.table, [], "ask", rev="0", n=1)
+    for odd in (None, 5, "x", []): panel._handle_custom_msg(odd, [])
+    assert panel.failure is None and [m["rows"] for m in sent if "rows" in m] == [[]]
 
 
 def test_an_error_is_shown_and_acknowledged(sent):
