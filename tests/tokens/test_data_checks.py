@@ -205,7 +205,8 @@ def test_single_placeholders_are_named_and_left_out_by_the_proposed_command(toke
     lines = [f"{question(k)},{clean(k)}" for k in range(60)]
     lines[3], lines[8] = f"{question(3)},TODO", f"{question(8)},n/a"
     (tmp_path/"tickets.csv").write_text("\n".join(["Ticket,Reply", *lines]) + "\n")
-    cfg = load_config(task="chat", eval_samples=0, train_file="tickets.csv", fields="question=Ticket answer=Reply".split())
+    fields = ("question=Ticket", "answer=Reply")
+    cfg = load_config(task="chat", eval_samples=0, train_file="tickets.csv", fields=fields)
     found = next(f for f in prepare(cfg, tokenizer).report.findings if f.check == "train_placeholders")
     assert found.says == "2 answers are placeholders: 'TODO' in tickets.csv line 5, 'n/a' in tickets.csv line 10"
     command, _, rest = str(found.fix).partition(", then ")
@@ -221,5 +222,5 @@ def test_repeated_prompts_are_said_to_be_held_out_together(tokenizer, tmp_path):
     file.write_text("".join(json.dumps(row) + "\n" for row in [*rows(clean, 40), *[rows(clean, 1)[0]] * 60]))
     cfg = load_config(task="chat", train_file=str(file), eval_fraction=.2)
     summary = " ".join(prepare(cfg, tokenizer).report.summary.split())
-    assert re.search(r"Held out: \d+ of 100 rows \(\d+%\) instead of 20: a hash of the prompt decides, and rows with the "
-                     r"same prompt go together \(40 different prompts\)", summary)
+    assert re.search(r"Held out: \d+ of 100 rows \(\d+%\) instead of 20: a hash of the prompt decides, and rows with "
+                     r"the same prompt go together \(40 different prompts\)", summary)
