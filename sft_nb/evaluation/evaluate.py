@@ -377,7 +377,9 @@ class Evaluation(SavedResult):
 
     def examples(self, n:int=5)->str:
         "The first `n` rows: prompt, expected answer, that of the base, of the tuned; empty for texts without a prompt"
-        def shorten(text:str)->str: return (answer_of(text) or text).strip().replace("\n", " | ")[:110]
+        def shorten(text:str|None)->str:
+            if text is None: return "(an answer that the task can read; the row has none)"
+            return (answer_of(text) or text).strip().replace("\n", " | ")[:110]
         lines = []
         if not any(a.n_tokens for a in self.tuned.answers): return ""
         for k, a in enumerate(self.tuned.answers[:n]):
@@ -475,13 +477,14 @@ def make_evaluator(
     progress:bool=True,
     server:str|None=None,     # address of a server; None: load models
     served:str|None=None,     # name of the model on the server; None: the only one
+    rows_of:Run|None=None,    # what is no run answers the rows of this one; None: those of its task or eval_file
     metrics:dict|None=None,   # name -> your function, (answer, row) -> number; higher is better
     by:str|None=None,         # figure to compare by; None: the first of `metrics`, else the task's
     **settings,               # from `evaluation_settings`
 )->Evaluator:
     "Prepare the rows; errors in settings or rows are raised before a model is loaded"
     settings, metrics = evaluation_settings(settings), check_metrics(metrics)
-    target = find_target(what, checkpoint=checkpoint, trust_remote_code=trust_remote_code, **settings)
+    target = find_target(what, checkpoint=checkpoint, trust_remote_code=trust_remote_code, rows_of=rows_of, **settings)
     if target.run is not None: check_permissions(target.run, target.folder)   # scores are written there
     bench = Workbench(target.config, is_resolved=True)
     rows, left_out, domains = held_out(target, bench.tokenizer)

@@ -81,6 +81,7 @@ def decide(
     forgotten:Forgetting|None=None,
     over_trivial:Difference|None=None,   # tuned minus the best trivial answer, corrected alike
     over:str="a trivial answer",         # its name
+    beside:str="the base",               # what `d` compares with
 )->Verdict:
     "Better, worse, not enough, or cannot tell; better only than both the base and the best trivial answer"
     text, reason = _judge_gain(d, min_gain)
@@ -89,7 +90,7 @@ def decide(
         if found == "worse": text, found = "not enough", f"worse than {over}"
         elif found != "better" and text == "better": text, found = found, f"not shown to be better than {over}"
         else: found = ""
-        if found: reason = f"{found}: {why}; over the base {reason}"
+        if found: reason = f"{found}: {why}; over {beside} {reason}"
     against = ""   # what forgetting makes of it
     if forgotten is None: pass
     elif max_forgetting is None: against = _AT_A_COST if forgotten.low > _MUCH_FORGETTING else ""

@@ -29,7 +29,7 @@ from .template import Template, thought_of
 from .turns import (
     begins_with_greeting, Chunk, split_conversation, has_content, supervised_messages)
 from .encode import Encoded, Encoder
-from .conversations import name_columns, parse_row, ParsedRow
+from .conversations import mixture_options, name_columns, parse_row, ParsedRow
 
 # %% ../../nbs/04_tokens/06_pipeline.ipynb #57r00006
 @dataclass
@@ -146,6 +146,15 @@ def rows_to_drop(
     "The rows that are left out; `SftError` if there is no such file"
     return Mixture(open_rows(file, name="drop_rows")) if file else None
 
+def _keys_to_drop(cfg:Config, task:Task)->set[str]:
+    "The checksums of rows to leave out, with the columns of their file, and renamed as those of all rows are"
+    keys, renamed = set(), mixture_options(task, cfg.fields, cfg.data_format)["rename"]
+    for _, row in rows_to_drop(cfg.drop_rows) or ():
+        keys.add(row_key(row))
+        try: keys.add(row_key(renamed(row)))
+        except SftError: continue   # the columns of another file
+    return keys
+
 class SkeletonMismatch(Exception): "A faster way to split conversations was wrong: do it again without"
 
 class Reader:
@@ -158,7 +167,7 @@ class Reader:
     ):
         self.cfg, self.task, self.t = cfg, task, t
         self.encoder = Encoder(t)
-        self.to_drop = {row_key(row) for _, row in rows_to_drop(cfg.drop_rows) or ()}
+        self.to_drop = _keys_to_drop(cfg, task)
         self.splitters = {prompt_too: self.splitter(skeletons, prompt_too) for prompt_too in (False, True)}
         self.seen = RowStatistics()   # statistics of the current batch
 

@@ -198,7 +198,7 @@ def test_rows_that_their_columns_call_bad_are_a_warning(row, said):
     other = dict(question="b?", answer="right", is_correct=True, status="approved", sentiment="bad", correct=0,
                  finish_reason="stop", result=False)
     found = warned(read(row, other))["train_rejected"]
-    assert found.says == f"rows or answers that a column calls bad are trained on: {said} in 1 row"
+    assert found.says == f"rows or answers that a column seems to call bad are trained on: {said} in 1 row"
     assert "write train: false in them, or ignore_columns=" in str(found.fix)
     assert "train_rejected" not in warned(read(other))
     assert "train_rejected" not in warned(read(row | dict(train=False), other))
