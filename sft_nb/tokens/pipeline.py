@@ -292,7 +292,7 @@ def split(self:Reader, messages:list[dict], place:str, prompt_too:bool=False)->l
     if messages[0]["role"] == "text": return examples
     if begins_with_greeting(messages): self.seen.flags["greetings"] = self.seen.flags.get("greetings", 0) + 1
     contents = [m["content"] for m in messages]
-    self.seen.folded_systems += messages[0]["role"] == "system" and not self.t.takes_system
+    self.seen.folded_systems += messages[0]["role"] in ("system", "developer") and not self.t.takes_system
     if self.t.thought_tags:
         supervised = [chunk.text for example in examples for chunk in example if chunk.supervised]
         self.seen.empty_blocks += sum(map(bool, map(self.t.empty_block.match, supervised)))

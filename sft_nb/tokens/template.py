@@ -163,6 +163,11 @@ class Template:
         return _SYSTEM["content"] in self.probe(_SYSTEM, PROBE_QUESTION, prompt=True)
 
     @cached_property
+    def takes_developer(self)->bool:
+        "Does it write a developer message, as OpenAI calls a system message?"
+        return not self.chat or _SYSTEM["content"] in self.probe(_SYSTEM | dict(role="developer"), PROBE_QUESTION)
+
+    @cached_property
     def default_system(self)->str:
         "The system prompt that the template itself writes where a conversation has none; empty if it writes none"
         before, given, after = self.probe(_SYSTEM, PROBE_QUESTION, prompt=True).partition(_SYSTEM["content"])
@@ -472,6 +477,8 @@ def adapt_messages(self:Template, messages:list[dict], where:str="row")->list[di
     elif has_more and self.calls.as_string:
         def as_strings(m): return dict(tool_calls=[with_json_arguments(c) for c in m["tool_calls"]])
         messages = [m | as_strings(m) if m.get("tool_calls") else m for m in messages]
+    if any(m["role"] == "developer" for m in messages) and not self.takes_developer:
+        messages = [m | dict(role="system") if m["role"] == "developer" else m for m in messages]
     if messages[0]["role"] == "system" and not self.takes_system: messages = with_folded_system(messages)
     return [self.thinking(m, where) for m in messages] if has_thoughts else messages
 

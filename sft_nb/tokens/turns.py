@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['RenderedTurn', 'end_of_answer', 'render_turn', 'has_content', 'begins_with_greeting', 'supervised_messages',
-           'hidden_spans', 'Chunk', 'as_example', 'check_last_calls', 'lay_out', 'lay_out_fitted', 'split_conversation']
+           'hidden_spans', 'Chunk', 'as_example', 'check_last_calls', 'check_system_messages', 'lay_out',
+           'lay_out_fitted', 'split_conversation']
 
 # %% ../../nbs/04_tokens/03_turns.ipynb #3668a623
 import json, os, re
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..base.extensions import extension
+from ..base.escape import short_repr
 from ..base.report import as_fix, edit, pluralise, SftError
 from ..rows.thoughts import BLOCKS, split_thought
 from .template import (
@@ -344,6 +346,16 @@ def check_last_calls(messages:list[dict], t:Template, where:str)->None:
     before, after = t.render(messages[:-1], where=where), t.render(messages, where=where)
     _check_calls(where, messages, after[len(os.path.commonprefix([before, after])):], t)
 
+def check_system_messages(messages:list[dict], t:Template, where:str)->None:
+    "`TemplateRefusal` unless the template writes every system message, also after the first message"
+    instructions = [(k, m) for k, m in enumerate(messages) if m["role"] in ("system", "developer")]
+    found = [(k, m) for k, m in instructions if k or not t.takes_system]
+    text = t.render(messages, where=where) if found else ""
+    for k, m in found:
+        if m["content"].strip() in text: continue
+        raise TemplateRefusal(where, f"the chat template leaves out message {k + 1}, {short_repr(m['content'])}",
+                              "all messages of a conversation", as_fix("set another {chat_template}"))
+
 def lay_out(messages:list[dict], t:Template, *, turns:str, prompt_too:bool, apart:bool, where:str)->list[list[Chunk]]:
     "`split_conversation` for messages in a form that the template can write"
     answers = supervised_messages(messages, turns)
@@ -354,6 +366,7 @@ def lay_out(messages:list[dict], t:Template, *, turns:str, prompt_too:bool, apar
         raise SftError(where, "it begins with an answer", "a question before the first answer",
                        edit(on_bad_row="drop") | "put the question first, as a user message")
     context = messages[:answers[-1]]
+    check_system_messages(context, t, where)
     hidden = []   # answers in a supervised prompt that are excluded from the loss
     if prompt_too: hidden = [i for i, m in enumerate(context) if m["role"] == "assistant"
                              and (m.get("train") is False or not has_content(m))]
