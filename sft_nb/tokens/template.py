@@ -410,12 +410,15 @@ def block_fault(self:Template,
 # %% ../../nbs/04_tokens/02_template.ipynb #7emp0014
 def as_text(messages:list[dict])->list[dict]:
     "`messages` with tool definitions, calls and results as JSON text, for a template that has no place for them"
-    out = []
+    out, follows_result = [], False
     for m in messages:
         calls = [as_json(c["function"]) for c in m.get("tool_calls") or []]
         words = [m["content"]] if m["content"] else []
         kept = {k: m[k] for k in ("train", "train_parts", "chat_template_kwargs", *REASONING_KEYS) if k in m}
-        out.append(dict(role="user" if m["role"] == "tool" else m["role"], content="\n".join(words + calls)) | kept)
+        text, is_result = "\n".join(words + calls), m["role"] == "tool"
+        if is_result and follows_result: out[-1]["content"] += f"\n{text}"   # many templates refuse a second question
+        else: out.append(dict(role="user" if is_result else m["role"], content=text) | kept)
+        follows_result = is_result
     if not (tools := messages[0].get("tools")): return out
     definitions = "Tools: " + as_json(tools)
     if out[0]["role"] != "system": return [out[0] | dict(role="system", content=definitions), *out]

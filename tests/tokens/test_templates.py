@@ -81,6 +81,13 @@ def test_instructions_of_a_developer_are_written(template):
     assert "Be brief." in text and ("train_system" in str(data.report.findings)) == (template == "gemma")
 
 
+def test_the_results_of_two_calls_are_one_message_of_a_template_without_tools():
+    calls = [dict(id=f"c{k}", type="function", function=dict(name="add", arguments=dict(a=k))) for k in (1, 2)]
+    results = [dict(role="tool", tool_call_id=f"c{k}", content=f"sum {k}") for k in (1, 2)]
+    data = answers_of([TALK[0], dict(role="assistant", content="", tool_calls=calls), *results, TALK[1]], "gemma")
+    assert "<start_of_turn>user\nsum 1\nsum 2<end_of_turn>" in data.tokenizer.decode(data.train.tokens[-1]["input_ids"])
+
+
 @pytest.mark.parametrize("template, is_written", [("qwen3", True), ("gptoss", False)])
 def test_a_later_system_message_is_written_or_the_row_is_refused(template, is_written):
     later = [*TALK[:2], dict(role="system", content="Now in German."), *TALK[2:]]
