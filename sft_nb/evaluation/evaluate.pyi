@@ -132,6 +132,12 @@ def gains_in_words(base: Scores, tuned: Scores, by: str) -> list[str]:
     Args:
         by: the figure to compare by"""
 
+def fallen_in_words(base: Scores, tuned: Scores, by: str) -> str:
+    """Which scores of the answers fell, beside a loss that did not rise; empty: none, or it is not the loss that counts
+    
+    Args:
+        by: the figure to compare by"""
+
 def scores_table(scores: list[Scores], *, by: str='accuracy', baselines: Baselines | None=None) -> Table:
     """A line for each model, with a bar and an interval, and one for the best trivial answer where it matters
     
@@ -190,7 +196,7 @@ class Evaluation(SavedResult):
 
     @property
     def findings(self) -> list[Finding]:
-        """One answer to most questions, and a gain over the base alone"""
+        """One answer to most questions, a gain over the base alone, and answers that got worse beside a lower loss"""
 
     @property
     def notes(self) -> list[str]:
