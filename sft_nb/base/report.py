@@ -123,6 +123,15 @@ class Fix:
         settings = {names.get(name, name): v for name, v in self.settings.items()}
         return replace(self, settings=settings, otherwise=tuple(other.renamed(names) for other in self.otherwise))
 
+    def joined(self,
+        name:str,        # of a setting that is a list
+        values:tuple,    # which a fix that sets it has to keep: a second option would replace the first
+    )->"Fix":
+        "The fix, and its alternatives, with these values before their own"
+        kept = {k: tuple(dict.fromkeys((*values, *v))) if k == name and v else v
+                for k, v in self.settings.items()}
+        return replace(self, settings=kept, otherwise=tuple(other.joined(name, values) for other in self.otherwise))
+
     def to_dict(self)->dict:
         "The non-empty fields, ready for JSON"
         out = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name)}

@@ -52,6 +52,13 @@ class Fix:
         Args:
             names: setting -> its name in a file"""
 
+    def joined(self, name: str, values: tuple[Any, ...]) -> Fix:
+        """The fix, and its alternatives, with these values before their own
+        
+        Args:
+            name: of a setting that is a list
+            values: which a fix that sets it has to keep: a second option would replace the first"""
+
     def to_dict(self) -> dict[Any, Any]:
         """The non-empty fields, ready for JSON"""
 

@@ -17,6 +17,7 @@ from ..base.display import table_text
 from ..base.progress import log
 from ..base.report import command, ConfigError, edit, shell_quote, Report
 from ..base.extensions import need_extension
+from ..config.settings import SETTINGS
 from .options import arrange, Option, parse_own, split_options, terminal_width
 from .commands import (
     _CHECKPOINT, _EXAMPLES, _JSON, _print_json, _print_json_or_report, _print_report, _print_scores, _print_text, _RUN,
@@ -47,6 +48,8 @@ def runs_command(args:list[str])->int:
 # %% ../../nbs/15_cli/02_evaluation.ipynb #cr0opt01
 _WHAT_OR_PATH = Option(str, "", "a run, a checkpoint, an adapter, a folder with a model, or a hub id", first=True)
 _WHAT = Option(str, ..., "a run, a checkpoint, an adapter, a folder with a model, or a hub id", first=True)
+_HOW_ROWS_ARE_READ = (
+    "fields", "data_format", "system_prompt", "response_template", "chat_template", "chat_template_kwargs")
 _ASKS = dict(
     task=Option(str|None, None, "a task; None: the run's"),
     eval_samples=Option(int|None, None, "held-out rows; None: as in training"),
@@ -63,6 +66,7 @@ _ASKS = dict(
     by=Option(str|None, None, "the figure to compare by: loss, f1, accuracy ...; None: that of the task"),
     on_bad_row=Option(Literal["error","drop"]|None, None, "an unreadable held-out row; None: as in training"),
     max_length=Option(int|None, None, "drop longer held-out rows; None: as in training"),
+    **{name: Option(SETTINGS[name].type|None, None, SETTINGS[name].help) for name in _HOW_ROWS_ARE_READ},
     reuse=Option(bool, True, "False: generate saved answers again"), trust_remote_code=_TRUST, json=_JSON)
 _GENERAL = dict(
     general=Option(bool, True, "also measure forgetting on general texts"),

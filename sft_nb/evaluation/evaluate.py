@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['KNOWS_THE_FORM', 'WITH_THOUGHTS', 'BaseAndTuned', 'Evaluator', 'training_rows', 'rows_in_words',
-           'detectable_in_words', 'change_in_words', 'gains_in_words', 'scores_table', 'scored_with_thoughts',
-           'Evaluation', 'evaluation_settings', 'held_out', 'make_evaluator', 'evaluate', 'save_evaluation']
+           'detectable_in_words', 'change_in_words', 'gains_in_words', 'fallen_in_words', 'scores_table',
+           'scored_with_thoughts', 'Evaluation', 'evaluation_settings', 'held_out', 'make_evaluator', 'evaluate',
+           'save_evaluation']
 
 # %% ../../nbs/12_evaluation/05_evaluate.ipynb #4bb0b66c
 import difflib, math, time
@@ -20,8 +21,8 @@ from ..base.display import Drawn, format_change, with_bar
 from ..base.view import own_fields, part_html, RecordTable, Table, View, view_text
 from ..base.files import remove_temporaries
 from ..base.progress import format_duration, log, log_disk_error, Progress, progress_listener
-from ..rows.thoughts import answer_of
-from ..base.report import ConfigError, edit, Finding, pluralise, require_kind, SftError, shell_quote
+from ..rows.thoughts import answer_of, BLOCKS, has_thought_tokens
+from ..base.report import ConfigError, edit, Finding, pluralise, require_kind, SftError, shell_quote, warn
 from ..config.load import Config, with_parameters_of, with_settings
 from ..config.settings import settings_with
 from ..base.extensions import extension, need_extension
@@ -252,6 +253,20 @@ def gains_in_words(
         lines.append(line)
     return lines
 
+def fallen_in_words(
+    base:Scores,
+    tuned:Scores,
+    by:str,       # the figure to compare by
+)->str:
+    "Which scores of the answers fell, beside a loss that did not rise; empty: none, or it is not the loss that counts"
+    if by != "loss" or not any(a.n_tokens for a in tuned.answers) or paired(base, tuned, by).gain < 0: return ""
+    names = [name for name in ("f1", "accuracy") if name == "accuracy" or name in {*base.figures} & {*tuned.figures}]
+    fallen = {name: d for name in names if (d := paired(base, tuned, name)).high < 0 and d.p < .05}
+    if not fallen: return ""
+    words = [f"{'exact match' if name == 'accuracy' else name} {d.number(d.gain)} (95% interval {d.span})"
+             for name, d in fallen.items()]
+    return f"the loss is lower, and the answers are worse: {', '.join(words)}"
+
 _SHARES = ("95% interval", "in the asked form", "stopped by itself")   # headings of three columns
 
 def scores_table(
@@ -340,8 +355,11 @@ class Evaluation(SavedResult):
     def headline(self)->str: return rows_in_words(self.tuned.n, self.left_out, self.tuned.clusters)
     @property
     def findings(self)->list[Finding]:
-        "One answer to most questions, and a gain over the base alone"
-        return find_trivial(self.tuned, self.baselines)
+        "One answer to most questions, a gain over the base alone, and answers that got worse beside a lower loss"
+        found, fallen = find_trivial(self.tuned, self.baselines), ""
+        if self.base is not None: fallen = fallen_in_words(self.base, self.tuned, self.by)
+        fix = "fewer steps or a smaller {learning_rate}; the answers below show what changed"
+        return [*found, warn(fallen, fix, check="answers_worse")] if fallen else found
     @property
     def notes(self)->list[str]:
         "The gain, the cost in general texts, and whether a server got the same prompts"
@@ -377,7 +395,9 @@ class Evaluation(SavedResult):
 
     def examples(self, n:int=5)->str:
         "The first `n` rows: prompt, expected answer, that of the base, of the tuned; empty for texts without a prompt"
-        def shorten(text:str)->str: return (answer_of(text) or text).strip().replace("\n", " | ")[:110]
+        def shorten(text:str|None)->str:
+            if text is None: return "(an answer that the task can read; the row has none)"
+            return (answer_of(text) or text).strip().replace("\n", " | ")[:110]
         lines = []
         if not any(a.n_tokens for a in self.tuned.answers): return ""
         for k, a in enumerate(self.tuned.answers[:n]):
@@ -476,6 +496,7 @@ def make_evaluator(
     progress:bool=True,
     server:str|None=None,     # address of a server; None: load models
     served:str|None=None,     # name of the model on the server; None: the only one
+    rows_of:Run|None=None,    # what is no run answers the rows of this one; None: those of its task or eval_file
     metrics:dict|None=None,   # name -> your function, (answer, row) -> number; higher is better
     by:str|None=None,         # figure to compare by; None: the first of `metrics`, else the task's
     **settings,               # from `evaluation_settings`
@@ -484,7 +505,7 @@ def make_evaluator(
     require_kind("evaluate", str|None, cluster=cluster, server=server, served=served, by=by)
     require_kind("evaluate", int, shots=shots)
     settings, metrics = evaluation_settings(settings), check_metrics(metrics)
-    target = find_target(what, checkpoint=checkpoint, trust_remote_code=trust_remote_code, **settings)
+    target = find_target(what, checkpoint=checkpoint, trust_remote_code=trust_remote_code, rows_of=rows_of, **settings)
     if target.run is not None: check_permissions(target.run, target.folder)   # scores are written there
     bench = Workbench(target.config, is_resolved=True)
     rows, left_out, domains = held_out(target, bench.tokenizer)
@@ -493,9 +514,10 @@ def make_evaluator(
     questions = replace(questions, left_out=left_out, metrics=metrics, figure="loss" if by == "perplexity" else by)
     loss_by_default = bench.cfg.metric_for_best_model == "loss" and by is None
     if questions.thought_tokens:   # not set by the user
+        thinks = has_thought_tokens(bench.tokenizer) or any(tag in str(bench.tokenizer.chat_template) for tag in BLOCKS)
+        more = f", and {questions.thought_tokens:,} more for a thought before" if thinks else ""
         log(f"sft_nb: answers may have {questions.cfg.max_new_tokens} tokens (the longest target has "
-            f"{questions.longest_target}), and {questions.thought_tokens:,} more for a thought before; "
-            f"{edit(max_new_tokens=256)} sets another limit")
+            f"{questions.longest_target}){more}; {edit(max_new_tokens=256)} sets another limit")
     if server and questions.prompts and questions.by == "loss" and loss_by_default:
         questions = replace(questions, figure="f1")   # servers return no loss
     if not (server and questions.by == "loss"): questions.check_figure()   # a server raises its own error

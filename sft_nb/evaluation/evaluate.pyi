@@ -132,6 +132,12 @@ def gains_in_words(base: Scores, tuned: Scores, by: str) -> list[str]:
     Args:
         by: the figure to compare by"""
 
+def fallen_in_words(base: Scores, tuned: Scores, by: str) -> str:
+    """Which scores of the answers fell, beside a loss that did not rise; empty: none, or it is not the loss that counts
+    
+    Args:
+        by: the figure to compare by"""
+
 def scores_table(scores: list[Scores], *, by: str='accuracy', baselines: Baselines | None=None) -> Table:
     """A line for each model, with a bar and an interval, and one for the best trivial answer where it matters
     
@@ -190,7 +196,7 @@ class Evaluation(SavedResult):
 
     @property
     def findings(self) -> list[Finding]:
-        """One answer to most questions, and a gain over the base alone"""
+        """One answer to most questions, a gain over the base alone, and answers that got worse beside a lower loss"""
 
     @property
     def notes(self) -> list[str]:
@@ -219,7 +225,7 @@ def held_out(target: Target, tokenizer: Any=None) -> tuple[dict[str, dict[Any, A
     Args:
         tokenizer: None: the one named by its config"""
 
-def make_evaluator(what: Run | str | Path, *, checkpoint: str='adapter', trust_remote_code: bool=False, cluster: str | None=None, shots: int=3, reuse: bool=True, progress: bool=True, server: str | None=None, served: str | None=None, metrics: dict[Any, Any] | None=None, by: str | None=None, task: str | Any | None=None, fields: tuple[str, ...] | None | str | Sequence[str] | Mapping[str, Any] | None=None, system_prompt: str | None | None=None, eval_file: tuple[str, ...] | None | str | Sequence[str] | Path | None=None, data_format: Literal['auto', 'messages', 'sharegpt', 'alpaca', 'prompt_completion', 'question_answer', 'text', 'preference', 'alpaca_prompt', 'alpaca_chat', 'jeopardy', 'tokens', 'segments', 'openai_preference', 'stored_completion', 'vertex'] | None=None, response_template: str | None | None=None, chat_template: str | None | None=None, chat_template_kwargs: tuple[str, ...] | None | str | Sequence[str] | Mapping[str, Any] | None=None, eval_samples: int | None=None, max_length: int | None=None, on_bad_row: Literal['error', 'drop'] | None=None, device: Literal['auto', 'cpu', 'mps', 'cuda'] | None=None, dtype: Literal['auto', 'bfloat16', 'float16', 'float32'] | Any | None=None, attn_implementation: str | None=None, device_map: str | None | None=None, per_device_eval_batch_size: int | None=None, max_new_tokens: int | None=None, batch_size: int | None=None) -> Evaluator:
+def make_evaluator(what: Run | str | Path, *, checkpoint: str='adapter', trust_remote_code: bool=False, cluster: str | None=None, shots: int=3, reuse: bool=True, progress: bool=True, server: str | None=None, served: str | None=None, rows_of: Run | None=None, metrics: dict[Any, Any] | None=None, by: str | None=None, task: str | Any | None=None, fields: tuple[str, ...] | None | str | Sequence[str] | Mapping[str, Any] | None=None, system_prompt: str | None | None=None, eval_file: tuple[str, ...] | None | str | Sequence[str] | Path | None=None, data_format: Literal['auto', 'messages', 'sharegpt', 'alpaca', 'prompt_completion', 'question_answer', 'text', 'preference', 'alpaca_prompt', 'alpaca_chat', 'jeopardy', 'tokens', 'segments', 'openai_preference', 'stored_completion', 'vertex'] | None=None, response_template: str | None | None=None, chat_template: str | None | None=None, chat_template_kwargs: tuple[str, ...] | None | str | Sequence[str] | Mapping[str, Any] | None=None, eval_samples: int | None=None, max_length: int | None=None, on_bad_row: Literal['error', 'drop'] | None=None, device: Literal['auto', 'cpu', 'mps', 'cuda'] | None=None, dtype: Literal['auto', 'bfloat16', 'float16', 'float32'] | Any | None=None, attn_implementation: str | None=None, device_map: str | None | None=None, per_device_eval_batch_size: int | None=None, max_new_tokens: int | None=None, batch_size: int | None=None) -> Evaluator:
     """Prepare the rows; errors in settings or rows are raised before a model is loaded
     
     Args:
@@ -229,11 +235,12 @@ def make_evaluator(what: Run | str | Path, *, checkpoint: str='adapter', trust_r
         reuse: False: generate saved answers again
         server: address of a server; None: load models
         served: name of the model on the server; None: the only one
+        rows_of: what is no run answers the rows of this one; None: those of its task or eval_file
         metrics: name -> your function, (answer, row) -> number; higher is better
         by: figure to compare by; None: the first of `metrics`, else the task's
         settings: from `evaluation_settings`"""
 
-def evaluate(what: Run | str | Path, *, checkpoint: str='adapter', general: bool | str | Path=False, trust_remote_code: bool=False, cluster: str | None=None, shots: int=3, reuse: bool=True, progress: bool=True, server: str | None=None, served: str | None=None, metrics: dict[Any, Any] | None=None, by: str | None=None, task: str | Any | None=None, fields: tuple[str, ...] | None | str | Sequence[str] | Mapping[str, Any] | None=None, system_prompt: str | None | None=None, eval_file: tuple[str, ...] | None | str | Sequence[str] | Path | None=None, data_format: Literal['auto', 'messages', 'sharegpt', 'alpaca', 'prompt_completion', 'question_answer', 'text', 'preference', 'alpaca_prompt', 'alpaca_chat', 'jeopardy', 'tokens', 'segments', 'openai_preference', 'stored_completion', 'vertex'] | None=None, response_template: str | None | None=None, chat_template: str | None | None=None, chat_template_kwargs: tuple[str, ...] | None | str | Sequence[str] | Mapping[str, Any] | None=None, eval_samples: int | None=None, max_length: int | None=None, on_bad_row: Literal['error', 'drop'] | None=None, device: Literal['auto', 'cpu', 'mps', 'cuda'] | None=None, dtype: Literal['auto', 'bfloat16', 'float16', 'float32'] | Any | None=None, attn_implementation: str | None=None, device_map: str | None | None=None, per_device_eval_batch_size: int | None=None, max_new_tokens: int | None=None, batch_size: int | None=None) -> Evaluation:
+def evaluate(what: Run | str | Path, *, checkpoint: str='adapter', general: bool | str | Path=False, trust_remote_code: bool=False, cluster: str | None=None, shots: int=3, reuse: bool=True, progress: bool=True, server: str | None=None, served: str | None=None, rows_of: Run | None=None, metrics: dict[Any, Any] | None=None, by: str | None=None, task: str | Any | None=None, fields: tuple[str, ...] | None | str | Sequence[str] | Mapping[str, Any] | None=None, system_prompt: str | None | None=None, eval_file: tuple[str, ...] | None | str | Sequence[str] | Path | None=None, data_format: Literal['auto', 'messages', 'sharegpt', 'alpaca', 'prompt_completion', 'question_answer', 'text', 'preference', 'alpaca_prompt', 'alpaca_chat', 'jeopardy', 'tokens', 'segments', 'openai_preference', 'stored_completion', 'vertex'] | None=None, response_template: str | None | None=None, chat_template: str | None | None=None, chat_template_kwargs: tuple[str, ...] | None | str | Sequence[str] | Mapping[str, Any] | None=None, eval_samples: int | None=None, max_length: int | None=None, on_bad_row: Literal['error', 'drop'] | None=None, device: Literal['auto', 'cpu', 'mps', 'cuda'] | None=None, dtype: Literal['auto', 'bfloat16', 'float16', 'float32'] | Any | None=None, attn_implementation: str | None=None, device_map: str | None | None=None, per_device_eval_batch_size: int | None=None, max_new_tokens: int | None=None, batch_size: int | None=None) -> Evaluation:
     """Score base and tuned model on held-out rows; ConfigError if there is nothing to evaluate, or no row
     
     Args:

@@ -511,9 +511,10 @@ def groups_of(
     rows:list[dict],           # held-out
     chats:list[list[dict]],    # their conversations
     domains:list[str],         # domain of each row's file; empty: none
+    what:str="domain",         # what they are called
 )->tuple[str,list[str]]:       # what the groups are, and the group of each row; empty: there are none
     "The groups of rows: the domains of their files, or a column of few values that is not the answer"
-    if 2 <= len(set(domains)) <= len(rows) / 2: return "domain", [domain or "other" for domain in domains]
+    if 2 <= len(set(domains)) <= len(rows) / 2: return what, [domain or "other" for domain in domains]
     columns = {str(name).lower(): name for name in (rows[0] if rows else ())}
     for column in filter(columns.get, _GROUP_COLUMNS):
         found = [row.get(columns[column]) for row in rows]
@@ -581,7 +582,9 @@ def make_questions(
         cfg = replace(cfg, max_new_tokens=answer_limit(longest), sources=sources)
         thought_tokens = _THOUGHT_TOKENS
     raw = list(rows.values())
-    grouped_by, groups = groups_of(raw, chats, [(domains or {}).get(where, "") for where in rows])
+    are_files = all(map(os.path.isfile, cfg.eval_file or cfg.train_file or ()))
+    of_rows = [(domains or {}).get(where, "") for where in rows]
+    grouped_by, groups = groups_of(raw, chats, of_rows, "file" if are_files else "domain")
     return Questions(cfg, to_score, chats, prompts, examples, clusters, raw=raw, opened=opened, grouped_by=grouped_by,
                      groups=groups, longest_target=longest, thought_tokens=thought_tokens)
 

@@ -174,7 +174,7 @@ class Difference:
     @property
     def smallest(self)->float:
         "The smallest gain that these rows show in 80% of all cases, by this interval and its test; infinity: none"
-        if (self.clusters or self.n) < 6: return math.inf   # even with all won, p would be at least 2 / 2**5
+        if (self.clusters or self.n) < _FEWEST: return math.inf
         if self.sd is None and rows_needed(1., self.differing) > self.n: return math.inf
         return max(self._smallest_by_interval, detectable(self.n, self.differing, sd=self.sd))
 
@@ -272,6 +272,8 @@ def _check_finite(values, name:str)->np.ndarray:
     raise SftError(f"the scores of {name}", f"{n} of {values.size} are NaN or infinite", "a finite number for each row",
                    "look at its weights and at {dtype}: a model whose scores overflow cannot be compared")
 
+_FEWEST = 6   # rows, or clusters: even if all are won, p of fewer is at least 2 / 2**5
+
 def difference(
     base:Sequence[float]|np.ndarray,    # (n,), one value per row
     tuned:Sequence[float]|np.ndarray,   # in the same order
@@ -290,6 +292,7 @@ def difference(
         by_t = _bounds_by_t(sums, sizes, z)
         lower, upper = lower + by_t[0], upper + by_t[1]
     if exact: lower, upper = [max(-1., *lower)], [min(1., *upper)]
+    if len(sizes) < _FEWEST: lower, upper = [*lower, 0.], [*upper, 0.]   # p cannot be below 5%, so 0 is not excluded
     sd = None if exact else paired_sd(d, clusters)
     n_clusters = None if clusters is None else len(sizes)
     return Difference(float(d.mean()), float(min(lower)), float(max(upper)), p, won, lost, len(d), sd,

@@ -19,7 +19,7 @@ from ..runs.checkpoint import weights_digest
 from ..runs.directory import check_permissions, open_run, Run
 from .statistics import Difference, power
 from .perplexity import Forgetting
-from .evaluate import detectable_in_words, evaluate
+from .evaluate import detectable_in_words, evaluate, fallen_in_words
 from .sweep import Sweep
 
 # %% ../../nbs/12_evaluation/07_verdict.ipynb #b1763c25
@@ -81,6 +81,7 @@ def decide(
     forgotten:Forgetting|None=None,
     over_trivial:Difference|None=None,   # tuned minus the best trivial answer, corrected alike
     over:str="a trivial answer",         # its name
+    beside:str="the base",               # what `d` compares with
 )->Verdict:
     "Better, worse, not enough, or cannot tell; better only than both the base and the best trivial answer"
     text, reason = _judge_gain(d, min_gain)
@@ -89,7 +90,7 @@ def decide(
         if found == "worse": text, found = "not enough", f"worse than {over}"
         elif found != "better" and text == "better": text, found = found, f"not shown to be better than {over}"
         else: found = ""
-        if found: reason = f"{found}: {why}; over the base {reason}"
+        if found: reason = f"{found}: {why}; over {beside} {reason}"
     against = ""   # what forgetting makes of it
     if forgotten is None: pass
     elif max_forgetting is None: against = _AT_A_COST if forgotten.low > _MUCH_FORGETTING else ""
@@ -125,6 +126,7 @@ def verdict(
             raise ConfigError(f"verdict {run.name}", f"its sweep is outdated: {why}", "scores of the run as it is now",
                               fix)
         d, name, of = swept.pick.difference, swept.best, len(swept.checkpoints)
+        fallen = fallen_in_words(swept.base, swept.checkpoints[name], swept.by)
         forgotten, baselines, over_trivial = swept.forgotten.get(name), swept.baselines, swept.over_trivial
     else:
         e = evaluate(run, checkpoint=checkpoint or "adapter", **dict(general=True) | how)
@@ -133,13 +135,14 @@ def verdict(
         if d is None:
             raise ConfigError(f"verdict {run.name}", "the server does not serve its base", "answers of both models",
                               "serve the base as well, or leave {server} out")
+        fallen = fallen_in_words(e.base, e.tuned, e.by)
     for setting, value in dict(min_gain=min_gain if d.is_share else 0, max_forgetting=max_forgetting or 0).items():
         if value >= 1:
             raise ConfigError("verdict", f"{setting} is {value:g}, which is {100 * value:,.0f}%", "a share below 1",
                               edit(**{setting: value / 100 if value < 100 else .02}))
     trivial = dict(over_trivial=over_trivial, over=baselines.best.name) if over_trivial else {}
     made = decide(d, min_gain=min_gain, max_forgetting=max_forgetting, forgotten=forgotten, **trivial)
-    made = replace(made, checkpoint=name, of=of)
+    made = replace(made, checkpoint=name, of=of, reason="; ".join(filter(None, [made.reason, fallen])))
     about = made.to_dict() | dict(weights=weights_digest(run.weights(name)))
     file = run.path/"eval"/"verdict.json"
     with log_disk_error(file, "make room, and ask again"): write_atomically(file, json.dumps(about, indent=1) + "\n")

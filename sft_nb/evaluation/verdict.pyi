@@ -34,7 +34,7 @@ class Verdict(Viewable):
 
     def view(self) -> View: ...
 
-def decide(d: Difference, *, min_gain: float=0.0, max_forgetting: float | None=None, forgotten: Forgetting | None=None, over_trivial: Difference | None=None, over: str='a trivial answer') -> Verdict:
+def decide(d: Difference, *, min_gain: float=0.0, max_forgetting: float | None=None, forgotten: Forgetting | None=None, over_trivial: Difference | None=None, over: str='a trivial answer', beside: str='the base') -> Verdict:
     """Better, worse, not enough, or cannot tell; better only than both the base and the best trivial answer
     
     Args:
@@ -42,9 +42,10 @@ def decide(d: Difference, *, min_gain: float=0.0, max_forgetting: float | None=N
         min_gain: in the figure's unit: .02 of a share is 2 points
         max_forgetting: allowed relative rise of the loss on general texts; None: any
         over_trivial: tuned minus the best trivial answer, corrected alike
-        over: its name"""
+        over: its name
+        beside: what `d` compares with"""
 
-def verdict(run: Run | str | Path, *, min_gain: float=0.0, max_forgetting: float | None=None, checkpoint: str | None=None, trust_remote_code: bool=False, general: bool | str | Path=False, cluster: str | None=None, shots: int=3, reuse: bool=True, progress: bool=True, server: str | None=None, served: str | None=None, metrics: dict[Any, Any] | None=None, by: str | None=None, task: str | Any | None=None, fields: tuple[str, ...] | None | str | Sequence[str] | Mapping[str, Any] | None=None, system_prompt: str | None | None=None, eval_file: tuple[str, ...] | None | str | Sequence[str] | Path | None=None, data_format: Literal['auto', 'messages', 'sharegpt', 'alpaca', 'prompt_completion', 'question_answer', 'text', 'preference', 'alpaca_prompt', 'alpaca_chat', 'jeopardy', 'tokens', 'segments', 'openai_preference', 'stored_completion', 'vertex'] | None=None, response_template: str | None | None=None, chat_template: str | None | None=None, chat_template_kwargs: tuple[str, ...] | None | str | Sequence[str] | Mapping[str, Any] | None=None, eval_samples: int | None=None, max_length: int | None=None, on_bad_row: Literal['error', 'drop'] | None=None, device: Literal['auto', 'cpu', 'mps', 'cuda'] | None=None, dtype: Literal['auto', 'bfloat16', 'float16', 'float32'] | Any | None=None, attn_implementation: str | None=None, device_map: str | None | None=None, per_device_eval_batch_size: int | None=None, max_new_tokens: int | None=None, batch_size: int | None=None) -> Verdict:
+def verdict(run: Run | str | Path, *, min_gain: float=0.0, max_forgetting: float | None=None, checkpoint: str | None=None, trust_remote_code: bool=False, general: bool | str | Path=False, cluster: str | None=None, shots: int=3, reuse: bool=True, progress: bool=True, server: str | None=None, served: str | None=None, rows_of: Run | None=None, metrics: dict[Any, Any] | None=None, by: str | None=None, task: str | Any | None=None, fields: tuple[str, ...] | None | str | Sequence[str] | Mapping[str, Any] | None=None, system_prompt: str | None | None=None, eval_file: tuple[str, ...] | None | str | Sequence[str] | Path | None=None, data_format: Literal['auto', 'messages', 'sharegpt', 'alpaca', 'prompt_completion', 'question_answer', 'text', 'preference', 'alpaca_prompt', 'alpaca_chat', 'jeopardy', 'tokens', 'segments', 'openai_preference', 'stored_completion', 'vertex'] | None=None, response_template: str | None | None=None, chat_template: str | None | None=None, chat_template_kwargs: tuple[str, ...] | None | str | Sequence[str] | Mapping[str, Any] | None=None, eval_samples: int | None=None, max_length: int | None=None, on_bad_row: Literal['error', 'drop'] | None=None, device: Literal['auto', 'cpu', 'mps', 'cuda'] | None=None, dtype: Literal['auto', 'bfloat16', 'float16', 'float32'] | Any | None=None, attn_implementation: str | None=None, device_map: str | None | None=None, per_device_eval_batch_size: int | None=None, max_new_tokens: int | None=None, batch_size: int | None=None) -> Verdict:
     """Is the tuned model better? Known answers are read, others are generated
     
     Args:

@@ -28,7 +28,7 @@ from ..runs.checkpoint import MANIFEST
 from ..runs.directory import check_permissions, open_run, Run, SYSTEM_PROMPT_FILE
 from ..runs.metrics import curves_html
 from ..runs.provenance import base_folder, changes
-from ..evaluation.evaluate import Evaluation
+from ..evaluation.evaluate import Evaluation, fallen_in_words
 from ..evaluation.generations import Answer, LEADING, Scores
 from ..evaluation.verdict import decide, SEEN
 from .datasets import is_hub_dataset
@@ -156,7 +156,8 @@ class Card(Viewable):
         if e.by == "loss" and than: says = f"{'lower' if found.says == 'better' else 'higher'}{than}"
         if status == "ok" and (any(f["check"] == "one_answer" for f in self.warned) or
                                e.by in LEADING and _has_answers(e) and not e.tuned.correct): status = "warn"
-        return f"{score}; {says}: {found.reason}", status
+        if fallen := fallen_in_words(e.base, e.tuned, e.by): status = "warn"
+        return "; ".join(filter(None, [score, f"{says}: {found.reason}", fallen])), status
 
     def view(self)->View:
         try:
@@ -316,7 +317,8 @@ def _serving_commands(name:str, base:str, result:str)->dict[str,str]:
     "Commands that repeat, check and serve it, in the folder of the card"
     merged = "." if result != "adapter" else "MERGED"
     serve = dict(vllm=f"vllm serve {shell_quote(base)} --enable-lora --lora-modules {shell_quote(name)}=.")
-    if result != "adapter": serve = dict(vllm="vllm serve . --generation-config auto")
+    if result != "adapter" or "/" not in base:   # tiny, or another that no server knows by its name
+        serve = dict(vllm=f"vllm serve {merged} --generation-config auto")
     gguf = shell_quote(f"{name}.gguf")
     return dict(repeat="sft_nb train --config card.json", verify="sft_nb verify .") | serve | {
         "llama.cpp": f"python convert_hf_to_gguf.py {merged} --outfile {gguf} && llama-server -m {gguf} --jinja",

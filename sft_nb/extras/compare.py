@@ -7,7 +7,7 @@ __all__ = ['Comparison', 'compare']
 
 # %% ../../nbs/16_extras/35_compare.ipynb #ec0imp03
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from ..base.display import Drawn
@@ -15,6 +15,7 @@ from ..base.view import own_fields, part_html, View, Viewable
 from ..base.report import ConfigError, edit
 from ..config.load import with_parameters_of
 from ..runs.directory import Run
+from ..runs.locate import find_target
 from ..evaluation.statistics import correct_for_choice, Difference
 from ..evaluation.generations import paired, Scores
 from ..evaluation.evaluate import evaluate, Evaluation, scores_table
@@ -33,9 +34,10 @@ class Comparison(Viewable):
     def verdict(self)->Verdict:
         "Is B better than A, and than the best trivial answer?"
         baselines = self.b.baselines
-        if baselines is None or baselines.by != self.b.by: return decide(self.difference)
+        if baselines is None or baselines.by != self.b.by: return decide(self.difference, beside="A")
         over = baselines.over_best(self.b.tuned)
-        return decide(self.difference, over_trivial=over, over=baselines.best.name if over else "")
+        return decide(self.difference, over_trivial=over, over=baselines.best.name if over else "",
+                      beside="A")
 
     @property
     def headline(self)->str:
@@ -83,15 +85,19 @@ def compare(
     *, among:int|None=None,   # models the two were selected from; None: all in their folder scored on these rows
     **how,            # as for `evaluate`
 )->Comparison:
-    "Is `b` better than `a` on the same rows? ConfigError if they have different ones"
-    first, second = (evaluate(what, **how) for what in (a, b))
+    "Is `b` better than `a` on the same rows? What is no run answers those of the run; ConfigError for two runs' own"
+    find = partial(find_target, trust_remote_code=how.get("trust_remote_code", False))
+    runs = [find(what).run for what in (a, b)]
+    rows_of = next(filter(None, runs), None)
+    first, second = (evaluate(what, **how, rows_of=None if run else rows_of) for what, run in zip((a, b), runs))
     where = f"compare {first.run} with {second.run}"
     common = {*_row_keys(first)} & {*_row_keys(second)}
     if _row_keys(first) != _row_keys(second) and common and (first.left_out or second.left_out):
         first, second = _keep_rows(first, common), _keep_rows(second, common)
     if _row_keys(first) != _row_keys(second):
         found = f"{first.tuned.n} and {second.tuned.n} held-out rows, and not the same ones"
-        raise ConfigError(where, found, "the same rows", edit(eval_file="rows.jsonl"))
+        files = next((list(run.config.eval_file) for run in runs if run and run.config.eval_file), ["rows.jsonl"])
+        raise ConfigError(where, found, "the same rows", edit(eval_file=files))
 
     by, pairs = first.by, zip(first.tuned.answers, second.tuned.answers)
     if by == "loss" and any(x.figures.get("supervised") != y.figures.get("supervised") for x, y in pairs):

@@ -677,7 +677,7 @@ class Explanation(Viewable):
         def duration(seconds:float|None, none:str)->str: return none if seconds is None else format_duration(seconds)
         lines = [dict(tried=t.asks, cost=duration(t.cost, ""), took=duration(t.seconds, "not done"), result=t.says)
                  for t in self.tried]
-        parts = [about.removeprefix("; ")] + [Table(lines, left=["tried", "result"], widest=60)] * bool(lines)
+        parts = [about.removeprefix("; ")] + [Table(lines, left=["tried", "result"], wraps=True)] * bool(lines)
         parts += [f"not looked at: {name.replace('_', ' ')}: {why}" for name, why in self.missing.items()
                   if name not in {t.name for t in self.tried}]
         sure = self.best.sure if self.best else ""

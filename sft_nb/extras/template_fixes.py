@@ -26,6 +26,19 @@ def _join_roles(messages:list[dict])->list[dict]:
         else: out.append({**m})
     return out
 
+def _with_instructions_in_questions(messages:list[dict])->list[dict]:
+    "`messages` in which a later system message is part of the question before or after it"
+    out, waiting = [{**messages[0]}], []
+    for m in messages[1:]:
+        if m["role"] == "system" and out[-1]["role"] == "user":
+            out[-1] |= dict(content=f"{out[-1]['content']}\n\n{m['content']}")
+        elif m["role"] == "system": waiting.append(m["content"])
+        else:
+            is_asked = m["role"] == "user"
+            out.append(m | dict(content="\n\n".join([*waiting, m["content"]])) if is_asked else {**m})
+            if is_asked: waiting = []
+    return messages if waiting else out
+
 def _in_these_rows(arguments:dict)->Fix:
     return as_fix(f'"chat_template_kwargs": {json.dumps(arguments)} in these rows')
 
@@ -46,6 +59,11 @@ def _changed_messages(messages:list[dict], t:Template):
         halves = [end in (m["content"] or "") and tag not in m["content"] for m in messages]
         opened = [m | dict(content=tag + m["content"]) if half else m for m, half in zip(messages, halves)]
         if opened != messages: yield as_fix(f"write {tag} in front of reasoning that ends with {end}"), opened, t
+    question = next((k for k, m in enumerate(messages) if m["role"] == "user"), 0)
+    asked = [m for k, m in enumerate(messages) if k > question or m["role"] != "assistant"]
+    if asked != messages: yield as_fix("leave the greeting before the first question out"), asked, t
+    moved = _with_instructions_in_questions(messages)
+    if moved != messages: yield as_fix("write later system messages into the question beside them"), moved, t
     joined = _join_roles(messages)
     if joined != messages: yield as_fix("join messages of one role that follow each other"), joined, t
     def tags(m): return _CHANNEL.findall(m["content"] or "") + t.special.findall(_CHANNEL.sub("", m["content"] or ""))

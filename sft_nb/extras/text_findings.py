@@ -6,23 +6,28 @@
 __all__ = ['count_flaws', 'count_call_flaws', 'find_in_texts', 'find_in_calls']
 
 # %% ../../nbs/16_extras/23_text_findings.ipynb #txf00003
+import re
 from collections import Counter
+from itertools import islice
 from operator import itemgetter
+from pathlib import Path
 
 import numpy as np
 
 from ..base.escape import shorten
-from ..base.report import edit, Finding, pluralise, warn
+from ..base.report import as_fix, edit, Finding, Fix, pluralise, shell_quote, warn
 from ..rows.thoughts import split_thought
 from ..tokens.template import Template
 from ..tokens.pipeline import Row, RowStatistics
 from ..tokens.dataset import Split
-from sft_nb.extras.texts import (
-    ANSWER_FLAWS, answer_marker, cut_lengths, end_marker, is_filler, is_unfinished, mostly_unique, repeated_answers,
-    TEXT_FLAWS)
+from .texts import (
+    ANSWER_FLAWS, answer_marker, cut_lengths, end_marker, is_filler, is_placeholder, is_unfinished,
+    mostly_unique, repeated_answers, TEXT_FLAWS)
 from .tool_calls import CALL_FLAWS, call_flaws
 
 # %% ../../nbs/16_extras/23_text_findings.ipynb #txf00006
+_NAMED_ROWS, _PLACEHOLDER_AT = 8, "placeholder at "   # rows of a block; their keys in `examples`
+
 def count_flaws(
     seen:RowStatistics,   # of the block; changed
     rows:list[Row],       # those of the block that are inspected
@@ -39,6 +44,9 @@ def count_flaws(
             counts[name] += 1
             examples.setdefault(f"{name} at", row.place)
         is_cut = messages[0]["role"] == "text" and len(messages) > 1   # by a response_template
+        if is_placeholder(answer):
+            counts["placeholder"] += 1
+            if counts["placeholder"] <= _NAMED_ROWS: examples[f"{_PLACEHOLDER_AT}{row.place}"] = answer.strip()
         marker = None if is_cut else answer_marker("\n".join([m["content"] for m in messages[:-1]] or [answer]))
         if marker: seen.markers[marker] = seen.markers.get(marker, 0) + 1
         end = end_marker(answer)
@@ -125,12 +133,37 @@ def _find_contradictions(s:Split, name:str)->list[Finding]:
     short = [ks for ks in several.values() if s.stats["supervised"][ks].max() <= _SHORT_TOKENS]
     if short:
         first, second = short[0][:2]
-        rows = " and ".join(f"{int(s.stats['row'][k]) + 1:,}" for k in (first, second))
         answers = " and ".join(repr(_answer_text(s, k)[:40]) for k in (first, second))
         text = f"{pluralise(len(short), 'prompt has', 'prompts have')} different short answers, "
-        text += f"as in rows {rows}: {answers}"
+        text += f"as in {s.name_rows([first, second])}: {answers}"
         out.append(warn(text, "leave out the wrong ones", check=f"{name}_contradictions"))
     return out
+
+_ROW_OF_FILE = re.compile(r"(.+) line (\d+)")
+
+def _leave_out(s:Split, places:list[str])->Fix:
+    "The fix that leaves rows out: a command, if they are whole lines of one file"
+    found = [_ROW_OF_FILE.fullmatch(place) for place in places]
+    source = next((x for x in s.source.sources if all(m and m[1] == x.name for m in found)), None)
+    file = Path(source.origin) if source is not None else None
+    if file is None or not file.is_file() or file.suffix.lower() == ".gz": return as_fix("leave these rows out")
+    wanted, is_table = sorted({int(m[2]) for m in found}), file.suffix.lower() in (".csv", ".tsv")
+    with file.open(encoding="utf-8-sig", errors="replace") as f: lines = [*islice(f, wanted[-1])]
+    if is_table and any(lines[k - 1].count('"') % 2 for k in wanted): return as_fix("leave these rows out")
+    numbers, out = [*[1] * is_table, *wanted], f"placeholders{file.suffix}"
+    print_lines = shell_quote("".join(f"{k}p;" for k in numbers).rstrip(";"))
+    return as_fix(f"sed -n {print_lines} {shell_quote(file)} > {out}, then {{drop_rows}} {out}")
+
+def _find_placeholders(s:Split, name:str, n:int)->list[Finding]:
+    "A warning for single answers that somebody meant to write later; where they are many, they may be a label"
+    at = {key.removeprefix(_PLACEHOLDER_AT): a for key, a in s.seen.examples.items() if key.startswith(_PLACEHOLDER_AT)}
+    k = s.seen.texts.get("placeholder", 0)
+    if not k or k >= max(_SHARE * n, 3): return []
+    shown = ", ".join(f"{answer!r} in {place}" for place, answer in [*at.items()][:3])
+    more = f" and {k - 3:,} more" if k > 3 else ""
+    text = f"{pluralise(k, 'answer is a placeholder', 'answers are placeholders')}: {shown}{more}"
+    fix = _leave_out(s, [*at]) if k == len(at) else "leave these rows out, or write the answers"
+    return [warn(text, fix, check=f"{name}_placeholders")]
 
 def find_in_texts(
     s:Split,
@@ -168,7 +201,7 @@ def find_in_texts(
         if not k or k < share * n or flaw.endswith("_blank") and (not chat or k < 3): continue
         text = f"{k:,} of {pluralise(n, 'row')} looked at {what}, the first is {seen.examples[f'{flaw} at']}"
         out.append(warn(text, fix, check=f"{name}_{flaw}"))
-    out += [*_find_alike(s, name), *_find_cut(s, name), *_find_contradictions(s, name)]
+    out += [*_find_placeholders(s, name, n), *_find_alike(s, name), *_find_cut(s, name), *_find_contradictions(s, name)]
 
     flaws, least = [], max(_SHARE * n, 3)
     if (k := texts.get("markup", 0)) >= least: flaws.append(f"{k:,} hold HTML, as in {seen.examples['markup'][:60]!r}")

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ANSWER_MARKERS', 'END_MARKERS', 'TEXT_FLAWS', 'ANSWER_FLAWS', 'answer_marker', 'end_marker', 'has_markup',
-           'is_filler', 'repeated_answers', 'mostly_unique', 'is_cut_reasoning', 'has_mojibake', 'holds_card_number',
-           'is_unfinished', 'cut_lengths']
+           'is_placeholder', 'is_filler', 'repeated_answers', 'mostly_unique', 'is_cut_reasoning', 'has_mojibake',
+           'holds_card_number', 'is_unfinished', 'cut_lengths']
 
 # %% ../../nbs/16_extras/21_texts.ipynb #txs00003
 import re
@@ -51,6 +51,12 @@ def has_markup(text:str)->bool:
 # %% ../../nbs/16_extras/21_texts.ipynb #txs00012
 _FILLERS = {"n/a", "na", "#n/a", "none", "null", "nan", "nil", "tbd", "todo", "-", "--", "---", "?", "??", "…",
             "unknown", "undefined", "not available", "not applicable", "no answer", "no response"}
+
+_PLACEHOLDERS = {"todo", "to do", "tbd", "fixme", "n/a", "#n/a", "-", "--", "---", "...", "…"}   # never an answer
+
+def is_placeholder(answer:str)->bool:
+    "Is the answer one that somebody meant to write later?"
+    return len(answer) < 20 and answer.strip(" \t\n\r.:").lower() in _PLACEHOLDERS or answer.strip() == "..."
 
 def is_filler(answer:str)->bool:
     "Is the answer a placeholder for a missing one?"

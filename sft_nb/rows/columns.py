@@ -215,6 +215,8 @@ def _unread_keys(m:dict)->list[str]:
     if shapes and not any(k in m for k in ROLE_KEYS): known = known | block_keys | {*shapes.TURN_KEYS}
     found = [] if m.keys() <= known else [
         name for k, v in m.items() if k not in known and not is_empty(v) for name in _with_nested_flags(k, v)]
+    texts = [k for k in CONTENT_KEYS if isinstance(m.get(k), str) and m[k].strip()]   # the first one is read
+    found += [k for k in texts[1:] if m[k].strip() != m[texts[0]].strip()]
     for key in ("content", "value", "parts"):
         blocks = m.get(key)
         if not isinstance(blocks, list): continue

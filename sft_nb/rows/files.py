@@ -6,10 +6,10 @@
 __all__ = ['SUFFIXES', 'TEXT_SUFFIXES', 'UNPACK_COMMANDS', 'Source', 'type_with_article', 'normalise_row', 'row_in_memory',
            'row_from_arrow', 'file_suffix', 'read_json_lines', 'refuse_columns', 'read_json_file', 'detect_separator',
            'check_column_names', 'read_table', 'read_parquet', 'read_document', 'shorten_path', 'wide_encoding',
-           'unreadable_error', 'file_digest', 'file_source']
+           'not_text_error', 'unreadable_error', 'file_digest', 'file_source']
 
 # %% ../../nbs/02_rows/05_files.ipynb #2274274c
-import csv, gzip, hashlib, json, sys
+import csv, gzip, hashlib, json, sys, unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ..base.escape import shorten
 from ..base.extensions import extension, need_extension
-from ..base.report import command, error_summary, Fix, pluralise, shell_quote, SftError, with_article
+from ..base.report import as_fix, command, error_summary, Fix, pluralise, shell_quote, SftError, with_article
 from .messages import is_missing, ROLE_KEYS
 from .readers import detect
 
@@ -317,7 +317,29 @@ def wide_encoding(
     "utf-16, utf-16le, utf-16be or utf-32; None for an encoding with single-byte characters, such as UTF-8"
     marked = next((name for mark, name in _BYTE_ORDER_MARKS.items() if start.startswith(mark)), None)
     if marked or b"\0" not in start: return marked
-    return "utf-16le" if start[:1] != b"\0" else "utf-16be"
+    encoding = "utf-16le" if start[:1] != b"\0" else "utf-16be"
+    text = start[:len(start) // 2 * 2].decode(encoding, "replace")[:-1]   # the last character may be cut
+    return None if any(c not in "\t\r\n" and unicodedata.category(c) in ("Cc", "Cn", "Co") for c in text) else encoding
+
+_FILE_KINDS = {   # first bytes -> what the file is, and the suffix under which it is read, if it is
+    b"\x89PNG": ("a PNG image", ""), b"\xff\xd8\xff": ("a JPEG image", ""), b"GIF8": ("a GIF image", ""),
+    b"%PDF-": ("a PDF document", ""), b"SQLite format 3": ("a database of SQLite", ""),
+    b"\xd0\xcf\x11\xe0": ("a document of an old Office", ""), b"PAR1": ("a Parquet file", ".parquet"),
+    b"\x1f\x8b": ("packed with gzip", ".gz"), b"PK\x03\x04": ("a ZIP archive, or an Excel workbook", ".xlsx")}
+_NOT_IN_TEXTS = {*range(32)} - {*b"\t\n\v\f\r\x1b"}
+
+def not_text_error(path:Path, start:bytes)->SftError|None:
+    "The error for a file that is no text by its first bytes; None: it may be one"
+    if start.isascii() and _NOT_IN_TEXTS.isdisjoint(start): return None
+    kind, suffix = next((kind for first, kind in _FILE_KINDS.items() if start.startswith(first)), ("", ""))
+    if not kind and _NOT_IN_TEXTS.isdisjoint(start): return None
+    text = f"it is {kind}, not text" if kind else "it is not text: it holds bytes that no text has"
+    fix = as_fix("export its rows as CSV or JSON lines")
+    if suffix:
+        name = f"{path}.gz" if suffix == ".gz" else path.with_suffix(suffix)
+        fix = command(f"mv -n {shell_quote(path)} {shell_quote(name)}")
+        if suffix == ".xlsx": fix = command(f"unzip {shell_quote(path)}") | fix
+    return SftError(shorten_path(path), text, "rows as text", fix)
 
 def _open_bytes(path:Path): return gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb")
 
@@ -333,6 +355,8 @@ def unreadable_error(path:Path, e:Exception)->SftError:
     "The error for a file that raised `e`"
     where, look = shorten_path(path), command(f"ls -l {shell_quote(path)}")
     if isinstance(e, UnicodeDecodeError):
+        with _open_bytes(path) as f: start = f.read(4096)
+        if error := not_text_error(path, start): return error
         found = f"it is not UTF-8 text ({e.reason} at byte {e.start})"
         encodings, fix = extension("encodings"), f"save {path.name} as UTF-8 where it was written"
         if encodings:
@@ -358,7 +382,9 @@ def _read_file(path:Path)->Iterator[tuple[int,dict]]:
     suffix = file_suffix(path)
     try:
         if suffix not in (".parquet", ".xlsx"):
-            with _open_bytes(path) as f: encoding = wide_encoding(f.read(64))
+            with _open_bytes(path) as f: start = f.read(64)
+            if start.startswith((*_FILE_KINDS,)) and (error := not_text_error(path, start)): raise error
+            encoding = wide_encoding(start)
             if encoding:
                 raise SftError(shorten_path(path), f"it is {encoding.upper()} text", "text in UTF-8",
                                _utf8_command(path, encoding))

@@ -7,13 +7,15 @@ __all__ = ['name_of_weights', 'Target', 'find_target', 'merge_target']
 
 # %% ../../nbs/10_runs/10_locate.ipynb #ta0imp01
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from ..base.files import read_json_object
 from ..base.report import command, ConfigError, denied_error, edit, is_denied, shell_quote
 from ..config.bases import choose_base
 from ..config.load import require_trust, Config, load_config, with_trusted_code
+from ..rows.settings import RowSettings
+from ..tokens.settings import SizeSettings
 from ..tokens.tokenizer import model_name, model_path
 from .names import named_run
 from .directory import open_run, Run, SYSTEM_PROMPT_FILE
@@ -65,14 +67,24 @@ def _is_run(folder:Path)->bool:
         if is_denied(file): raise denied_error(str(folder), file)
     return "config" in read_json_object(folder/"config.json")
 
+_OWN_TO_A_MODEL = ("chat_template", "chat_template_kwargs", "prompt_separator", "max_length", "min_length", "on_long")
+
+def _row_settings(run:Run)->dict:
+    "The settings that name the held-out rows of a run, for another model"
+    names = {f.name for kind in (RowSettings, SizeSettings) for f in fields(kind)} - {*_OWN_TO_A_MODEL}
+    return {name: getattr(run.config, name) for name in sorted(names | {"seed", "max_new_tokens"})}
+
 def find_target(
     what:Run|str|Path,             # a run, its name, a checkpoint, an adapter, a model
     *, checkpoint:str="adapter",   # of a run: adapter or checkpoint-N
     trust_remote_code:bool=False,  # True: trust code named by its config
+    rows_of:Run|None=None,         # what is no run has the rows of this one; None: it has none
     **settings,                    # settings that replace the run's; None: the run's
 )->Target:
     "Find a run or a model by path or name; ConfigError if there is none, or its code may not run"
     settings = {name: value for name, value in settings.items() if value is not None}
+    of_rows = _row_settings(rows_of) if rows_of else {}
+    if settings.get("eval_file"): of_rows = dict(task="chat") | of_rows
     path = what.path if isinstance(what, Run) else named_run(what)
     absolute = path.absolute()
     if absolute.name == "adapter" or absolute.name.startswith("checkpoint-"):   # weights inside a run's folder
@@ -87,7 +99,7 @@ def find_target(
     what = choose_base(str(what))
     base = read_json_object(path/"adapter_config.json").get("base_model_name_or_path")
     if base is not None:
-        cfg = load_config(**dict(model=model_name(base), method="lora") | settings)
+        cfg = load_config(**dict(model=model_name(base), method="lora") | of_rows | settings)
         target = Target(path.name, "adapter", cfg, path)
     else:
         known = "model_type" in read_json_object(Path(model_path(what))/"config.json")   # tiny ships with the package
@@ -96,7 +108,7 @@ def find_target(
             found = "there is no run and no model in it" if os.path.isdir(path) else "there is no such path or model"
             raise ConfigError(what, found, "a run, a checkpoint, an adapter, a folder with a model, or a hub id",
                               command("sft_nb runs", "list_runs()"))
-        target = Target(path.name, "model", load_config(**dict(model=what, method="lora") | settings), None)
+        target = Target(path.name, "model", load_config(**dict(model=what, method="lora") | of_rows | settings), None)
     if trust_remote_code: target = replace(target, config=with_trusted_code(target.config))
     require_trust(target.config)
     return target

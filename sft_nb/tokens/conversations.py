@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ParsedRow', 'parse_row', 'applied_fields', 'name_columns', 'conversation', 'prompt_of_row', 'has_own_eval_rows',
-           'hold_out', 'source_weights', 'open_split', 'read_split']
+           'mixture_options', 'hold_out', 'source_weights', 'open_split', 'read_split']
 
 # %% ../../nbs/04_tokens/05_conversations.ipynb #74dd104d
 from dataclasses import replace
@@ -67,7 +67,8 @@ def parse_row(
         unread = [name for name in unread if name not in ignored]
         reason = exclusion_reason(row, unread)
     except SftError as e:   # tasks and formats do not know the place of the row
-        raise type(e)(where, e.found, e.expected, e.fix, e.page) from e
+        fix = e.fix.joined("ignore_columns", cfg and cfg.ignore_columns or ())
+        raise type(e)(where, e.found, e.expected, fix, e.page) from e
     ends = ("assistant", "text", "tokens")   # roles that may end a conversation
     n = next((i for i in range(len(messages), 0, -1) if messages[i - 1]["role"] in ends), 0)
     texts = {m["content"] for m in messages[:n]} if unread else set()
@@ -175,12 +176,12 @@ def has_own_eval_rows(
     own = getattr(task, "own_rows", True)
     return trains_on_own if own == "alone" else own
 
-def _mixture_options(task:Task, fields:tuple|None, data_format:str)->dict:
+def mixture_options(task:Task, fields:tuple|None, data_format:str)->dict:
     "Options with which a mixture reads rows: the task's names for columns, and a row for each part of a record"
     is_chat = task.name in ANY_FORMAT or data_format != "auto"
     aliases = getattr(task, "aliases", {})
     own = () if is_chat else tuple(dict.fromkeys([*task.fields, *aliases]))
-    given = parse_fields(fields, own or FORMAT_FIELDS)
+    given = parse_fields(fields, {*(own or FORMAT_FIELDS), "train"})   # a column that says which rows are learned
     rename = ColumnRenamer(own, given, aliases, () if is_chat else tuple(task.fields))
     return dict(rename=rename, expand=getattr(task, "expand", None))
 
@@ -215,7 +216,7 @@ def hold_out(
                               "rows to train on too", edit(eval_rows=max(1, n // 10)))
         share = cfg.eval_rows / max(n, 2)
     options = dict(seed=cfg.seed, share=share, prompt_of=partial(prompt_of_row, task, cfg), in_memory=in_memory)
-    options |= _mixture_options(task, cfg.fields, cfg.data_format)
+    options |= mixture_options(task, cfg.fields, cfg.data_format)
     return (Mixture(sources, weights, n=cfg.max_samples, **options),
             Mixture(sources, held_out=True, n=cfg.eval_samples, **options))
 
@@ -244,7 +245,7 @@ def open_split(
     "The rows of one split; `SftError` if a file is missing, ConfigError for a test file that would be ignored"
     if split == "eval" and not cfg.eval_samples: return None
     n = cfg.max_samples if split == "train" else cfg.eval_samples
-    options = _mixture_options(task, cfg.fields, cfg.data_format)
+    options = mixture_options(task, cfg.fields, cfg.data_format)
     if rows is not None:
         return Mixture(_open_files((rows,), split, cfg.domain, f"{split} rows"), n=n, in_memory=True, **options)
 

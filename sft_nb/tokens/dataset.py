@@ -7,9 +7,10 @@ __all__ = ['Split', 'load_split', 'Data', 'examples', 'describe_reasons', 'look_
            'data_report']
 
 # %% ../../nbs/04_tokens/09_dataset.ipynb #fdabcae0
-import json, re
+import difflib, json, re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from functools import cached_property
 from itertools import islice
 from operator import itemgetter
@@ -45,7 +46,7 @@ if TYPE_CHECKING:   # imported by the functions that need them
 def _read_lines(file:Path)->list[dict]:
     with file.open(encoding="utf-8", errors="surrogatepass") as lines: return [json.loads(line) for line in lines]
 
-_LONGEST_LABEL_TOKENS, _EXAMPLES_FOR_LABELS = 32, 2000
+_LONGEST_LABEL_TOKENS, _EXAMPLES_FOR_LABELS, _MOST_PLACES = 32, 2000, 3
 
 @dataclass(repr=False)
 class Split:
@@ -87,6 +88,19 @@ class Split:
     )->tuple[str,dict]:     # place and row
         "The place and row of an example; the source is read again up to that row"
         return next(islice(iter(self.source), int(self.stats["row"][example]), None))
+
+    def name_rows(self,
+        examples:list[int],   # in ascending order
+    )->str:
+        "The places of a few examples and the number of others: qa.jsonl line 7, 9, 12 and 12 more"
+        numbers = dict.fromkeys(self.stats["row"][examples].tolist())
+        first = [*numbers][:_MOST_PLACES]
+        rows = enumerate(islice(iter(self.source), max(first) + 1))
+        places = [place for number, (place, _) in rows if number in first]
+        if len({place.rpartition(" ")[0] for place in places}) == 1:   # of one file
+            places[1:] = [place.rpartition(" ")[2] for place in places[1:]]
+        more = f" and {len(numbers) - len(first):,} more" if len(numbers) > len(first) else ""
+        return ", ".join(places) + more
 
     def duplicates(self)->int:
         "Examples that are equal to an earlier one"
@@ -254,9 +268,9 @@ def _find_in_rows(s:Split, name:str, chat:bool, max_length:int)->list[Finding]:
 # %% ../../nbs/04_tokens/09_dataset.ipynb #acc00017
 _MOST_NAMES = 20   # of columns in a sentence
 
-def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
+def _find_columns(s:Split, name:str, task:str, pairs:tuple[str,...])->list[Finding]:
     "Columns that are not used, and answers that are"
-    out, names, ignored = [], [*s.seen.unread], cfg.ignore_columns
+    out, names = [], [*s.seen.unread]
     if s.seen.numbers:
         each = ", ".join(f"{name} in {pluralise(n, 'row')}" for name, n in s.seen.numbers.items())
         text = f"numbers are learned as text, digit by digit: {each}"
@@ -268,7 +282,7 @@ def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
             out.append(warn(text, fix, check=f"{name}_numbers"))
     if n := s.seen.label_zero:
         text = f"{pluralise(n, 'row')} left out for a label of 0, which calls a completion bad (KTO)"
-        fix = edit(ignore_columns=(*(ignored or ()), "label")) | "true and false as labels, if that is meant"
+        fix = edit(ignore_columns=("label",)) | "true and false as labels, if that is meant"
         out.append(warn(text, fix, check=f"{name}_label"))
     if n := s.seen.flags.get("unflagged"):
         text = f"{pluralise(n, 'answer')} without a flag, or with null, beside others that are marked as learned"
@@ -289,10 +303,15 @@ def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
         out.append(warn(text, fix, check="train_split"))
     if rejected := s.seen.rejected:
         each = ", ".join(f"{said} in {pluralise(n, 'row')}" for said, n in rejected.items())
-        text = f"rows or answers that a column calls bad are {'trained on' if name == 'train' else 'held out'}: {each}"
+        used = "trained on" if name == "train" else "held out"
+        text = f"rows or answers that a column seems to call bad are {used}: {each}"
         judges = dict.fromkeys(said.partition(":")[0] for said in rejected)
         judges = [column for column in names if any(j == column or j.startswith(f"{column}.") for j in judges)]
-        fix = as_fix("leave them out, or write train: false in them") | edit(ignore_columns=(*(ignored or ()), *judges))
+        fix = as_fix("leave them out, or write train: false in them")
+        says = {said.partition(":")[2].strip().lower() for said in rejected}
+        if len(judges) == 1 and says <= {"no", "false", "0"}:   # values of a flag
+            fix = edit(fields=(*pairs, f"train={judges[0]}")) | "write train: false in them"
+        fix |= edit(ignore_columns=(*judges,))
         out.append(warn(text, fix, check=f"{name}_rejected"))
         names = [column for column in names if column not in judges]
     if n := sum(s.seen.formats.get(pairs, 0) for pairs in ("preference", "openai_preference")):
@@ -301,19 +320,19 @@ def _find_columns(s:Split, name:str, cfg:Config)->list[Finding]:
         out.append(warn(text, fix, check=f"{name}_pairs"))
     if not names or all(source.from_task for source in s.source.sources): return out
     answers = [*s.seen.answers.values()]
-    learnable = [c for c in names if not are_metadata([c]) or cfg.task == "classify" and c in s.seen.answers]
+    learnable = [c for c in names if not are_metadata([c]) or task == "classify" and c in s.seen.answers]
     shown = learnable or names
     text = f"{join_names(shown, _MOST_NAMES)} {'is' if len(shown) == 1 else 'are'} not used in any conversation"
     if not learnable: return [*out, ok(text, check=f"{name}_columns")]
-    ignore = edit(ignore_columns=(*(ignored or ()), *learnable))
+    ignore = edit(ignore_columns=(*learnable,))
     fix = ignore | "a task that reads them"
     if flags := like_flags(names):
         text += f"; {flags[0]} may exclude something from the loss, and is not read"
         fix = as_fix(f"rename {flags[0]} to train, with true or false, if it does") | fix
     if proposals := extension("proposals"):
-        format = next(iter(s.seen.formats)) if len(s.seen.formats) == 1 and cfg.task in ("auto", *ANY_FORMAT) else ""
+        format = next(iter(s.seen.formats)) if len(s.seen.formats) == 1 and task in ("auto", *ANY_FORMAT) else ""
         what, fix = proposals.fix_for_unread(names, learnable, fix, ignore, format=format, answers=answers,
-                                             columns=s.seen.columns, fields=cfg.fields or ())
+                                             columns=s.seen.columns, fields=pairs)
         text += what
     return [*out, warn(text, fix, check=f"{name}_columns")]
 
@@ -425,11 +444,13 @@ def _find_overlap(cfg:Config, train:Split, held_out:Split|None)->Finding:
     same = np.isin(held_out.stats[by], train.stats[by])
     alike = _loosely_alike(train, held_out, np.flatnonzero(~same), whole=not has_prompts)
     if not same.any() and not alike: return ok("no held-out prompt is a training prompt", check="held_out")
-    text = f"{pluralise(int(same.sum()) + len(alike), 'held-out prompt is a', 'held-out prompts are')} training "
-    text += "prompt too" if same.sum() + len(alike) == 1 else "prompts too"
+    exact = np.flatnonzero(same).tolist()
+    text = f"{pluralise(len(exact) + len(alike), 'held-out prompt is a', 'held-out prompts are')} training "
+    text += "prompt too" if len(exact) + len(alike) == 1 else "prompts too"
+    if exact: text += f" ({held_out.name_rows(exact)})"
     if alike:
-        which = f"{len(alike):,} of them " if same.any() else ""
-        text += f", {which}but for case, blanks and punctuation, as held-out row {alike[0] + 1}"
+        which = f"{len(alike):,} of them " if exact else ""
+        text += f", {which}but for case, blanks and punctuation ({held_out.name_rows(alike)})"
     files = "{train_file}" if cfg.eval_fraction or cfg.eval_rows else "{train_file} or {eval_file}"
     return warn(text, f"take them out of {files}", check="held_out")
 
@@ -493,14 +514,24 @@ def find_all(
             out.append(warn(text, fix, check=check) if n else
                        ok("every answer ends with a supervised end token", check=check))
         out += [*_find_files(s, name), *_find_in_rows(s, name, t.chat, cfg.max_length), *_find_in_answers(s, name, t),
-                *_find_columns(s, name, cfg), *(texts.find_in_texts(s, name, t.chat) if texts else ())]
+                *_find_columns(s, name, cfg.task, cfg.fields or ()),
+                *(texts.find_in_texts(s, name, t.chat) if texts else ())]
         if name == "train": out += [*_find_labels(s, name, cfg.task), *_find_shares(s, cfg.train_weights)]
         ordered = name == "train" and max(s.source.weights or (1,)) > 1   # copies that `train_weights` asks for
         if not ordered and (n := s.duplicates()):
             text = f"{n:,} of {len(s.lengths):,} examples repeat an earlier one"
             if n > .7 * len(s.lengths): text += f": only {len(s.lengths) - n:,} are distinct"
             out.append(warn(text, edit(drop_duplicates=True), check=f"{name}_duplicates"))
-    return [*out, _find_overlap(cfg, train, eval), *_find_in_template(t)]
+    out += [_find_overlap(cfg, train, eval), *_find_in_template(t)]
+    had = {name for s in (train, eval) if s is not None for name in s.seen.ignored}
+    ignored, unknown = ([c for c in cfg.ignore_columns or () if (c in had) == is_known] for is_known in (True, False))
+    if unknown:
+        unread = {name for s in (train, eval) if s is not None for name in s.seen.unread}
+        near = [name for c in unknown for name in difflib.get_close_matches(c, unread, 1)]
+        out.append(warn(f"no row has {join_names(unknown)} (ignore_columns)",
+                        edit(ignore_columns=(*ignored, *near) or None), check="ignore_columns"))
+    proposed = [*chain(ignored, *(f.fix.settings.get("ignore_columns") or () for f in out))]
+    return [replace(f, fix=f.fix.joined("ignore_columns", proposed)) for f in out]
 
 _REASONING = dict(kept="kept in {:,} turns", removed="removed by the template from {:,}", empty="empty in {:,}",
                   dropped="dropped from {:,}")
@@ -548,6 +579,16 @@ def _what_is_learned(s:Split, format:str)->dict:
     return dict(format=format, rows=s.seen.formats[format], answers_from=answers,
                 prompts_from=[name for name in prompts if name not in answers] or prompts)
 
+_OFF_TARGET = .1   # relative difference of the held-out rows from what was asked for, above which it is told
+
+def _held_out_facts(cfg:Config, train:Split, eval:Split)->dict|None:
+    "Rows that were held out and that were asked for; None: about as many, or it is unknown"
+    n, prompts = train.n_read + eval.n_read, np.concatenate([train.stats["prompt"], eval.stats["prompt"]])
+    wanted = cfg.eval_rows or cfg.eval_fraction * n
+    if train.n_read == cfg.max_samples or cfg.train_weights or abs(eval.n_read - wanted) <= _OFF_TARGET * wanted:
+        return None
+    return dict(rows=eval.n_read, of=n, wanted=round(wanted), prompts=len(np.unique(prompts)), examples=len(prompts))
+
 def _learning_facts(cfg:Config, train:Split, eval:Split|None, template:Template)->dict:
     "The facts about what is learned: columns, rows, system prompts and arguments of the template"
     seen = train.seen
@@ -558,13 +599,15 @@ def _learning_facts(cfg:Config, train:Split, eval:Split|None, template:Template)
         learned=[_what_is_learned(train, name) for name in formats], response_template=cfg.response_template,
         turns=cfg.train_on_turns,
         prompts_learned=seen.prompts_too, rows=train.n_kept, rows_read=train.n_read, left_out=train.reasons,
-        cut=train.counts.shortened, excluded=seen.flags.get("hidden", 0), columns_not_used=[*seen.unread],
+        cut=train.counts.shortened, excluded=seen.flags.get("hidden", 0),
+        greetings=seen.flags.get("greetings", 0), columns_not_used=[*seen.unread],
         columns_ignored=[*seen.ignored],
         system_prompts=[*seen.systems],
         default_system="" if all(seen.systems) else template.default_system,
         files_not_read={why: len(files) for why, files in _count_not_read(train).items() if why not in NO_ROWS},
         template_arguments=arguments[:4], max_samples=cfg.max_samples,
-        eval_samples=cfg.eval_samples if held_out and eval.n_read == cfg.eval_samples else None)
+        eval_samples=cfg.eval_samples if held_out and eval.n_read == cfg.eval_samples else None,
+        held_out=_held_out_facts(cfg, train, eval) if held_out and eval.n_read < cfg.eval_samples else None)
 
 def _say_what_is_learned(
     one:dict,    # from `_what_is_learned`
@@ -599,10 +642,16 @@ def _learning_summary(
     parts.append(f"From {rows}")
     if facts["left_out"]: parts[-1] += f", without {describe_reasons(facts['left_out'])}"
     if n := facts["excluded"]: parts[-1] += f"; {pluralise(n, 'answer is', 'answers are')} excluded by flags"
+    if n := facts["greetings"]: parts[-1] += f"; {pluralise(n, 'greeting')} before the first question, not learned"
     if facts["cut"]: parts[-1] += f"; {facts['cut']:,} are cut"
     if facts["max_samples"] == facts["rows_read"]: parts[-1] += " (max_samples)"
     if facts["eval_samples"]:
         parts.append(f"Held out: the first {facts['eval_samples']:,} rows (eval_samples); any others are not used")
+    if held := facts["held_out"]:
+        parts.append(f"Held out: {held['rows']:,} of {held['of']:,} rows ({held['rows'] / held['of']:.0%}) instead of "
+                     f"{held['wanted']:,}: a hash of the prompt decides")
+        if held["prompts"] < .9 * held["examples"]:
+            parts[-1] += f", and rows with the same prompt go together ({held['prompts']:,} different prompts)"
     if names := facts["columns_not_used"]: parts.append(f"Not used: {join_names(names, _MOST_NAMES)}")
     if names := facts["columns_ignored"]: parts.append(f"Ignored (ignore_columns): {join_names(names, _MOST_NAMES)}")
     if facts["files_not_read"]:

@@ -67,6 +67,12 @@ class Split:
         Args:
             example: number of the example in this split"""
 
+    def name_rows(self, examples: list[int]) -> str:
+        """The places of a few examples and the number of others: qa.jsonl line 7, 9, 12 and 12 more
+        
+        Args:
+            examples: in ascending order"""
+
     def duplicates(self) -> int:
         """Examples that are equal to an earlier one"""
 

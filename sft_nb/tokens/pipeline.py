@@ -26,9 +26,10 @@ from ..rows.columns import columns_of_text, is_numeric_label, names_held_out_spl
 from ..rows.sources import Mixture, open_rows, row_key
 from ..tasks.core import ANY_FORMAT, Task
 from .template import Template, thought_of
-from .turns import Chunk, split_conversation, has_content, supervised_messages
+from .turns import (
+    begins_with_greeting, Chunk, split_conversation, has_content, supervised_messages)
 from .encode import Encoded, Encoder
-from .conversations import name_columns, parse_row, ParsedRow
+from .conversations import mixture_options, name_columns, parse_row, ParsedRow
 
 # %% ../../nbs/04_tokens/06_pipeline.ipynb #57r00006
 @dataclass
@@ -69,7 +70,7 @@ class RowStatistics:
     label_zero:int=0            # rows dropped by a `label` of 0
     other_split:dict[str,int]=field(default_factory=dict)   # `split: test` -> rows that a column calls held out
     rejected:dict[str,int]=field(default_factory=dict)   # `is_correct: False` -> rows that a column calls bad
-    flags:dict[str,int]=field(default_factory=dict)   # hidden, in_part, unflagged, others -> messages, by their flags
+    flags:dict[str,int]=field(default_factory=dict)   # hidden, in_part, unflagged, others, greetings -> messages
     texts:dict[str,int]=field(default_factory=dict)       # looked_at, single, once, markup, ... -> answers
     repeated:dict[str,int]=field(default_factory=dict)    # repeated answer -> count
     call_flaws:dict[str,int]=field(default_factory=dict)  # name in `CALL_FLAWS` -> rows
@@ -145,6 +146,15 @@ def rows_to_drop(
     "The rows that are left out; `SftError` if there is no such file"
     return Mixture(open_rows(file, name="drop_rows")) if file else None
 
+def _keys_to_drop(cfg:Config, task:Task)->set[str]:
+    "The checksums of rows to leave out, with the columns of their file, and renamed as those of all rows are"
+    keys, renamed = set(), mixture_options(task, cfg.fields, cfg.data_format)["rename"]
+    for _, row in rows_to_drop(cfg.drop_rows) or ():
+        keys.add(row_key(row))
+        try: keys.add(row_key(renamed(row)))
+        except SftError: continue   # the columns of another file
+    return keys
+
 class SkeletonMismatch(Exception): "A faster way to split conversations was wrong: do it again without"
 
 class Reader:
@@ -157,7 +167,7 @@ class Reader:
     ):
         self.cfg, self.task, self.t = cfg, task, t
         self.encoder = Encoder(t)
-        self.to_drop = {row_key(row) for _, row in rows_to_drop(cfg.drop_rows) or ()}
+        self.to_drop = _keys_to_drop(cfg, task)
         self.splitters = {prompt_too: self.splitter(skeletons, prompt_too) for prompt_too in (False, True)}
         self.seen = RowStatistics()   # statistics of the current batch
 
@@ -280,8 +290,9 @@ def split(self:Reader, messages:list[dict], place:str, prompt_too:bool=False)->l
     if prompt_too and (n := sum(not example[0].supervised for example in examples)):
         self.seen.flags["prompts_not_learned"] = self.seen.flags.get("prompts_not_learned", 0) + n
     if messages[0]["role"] == "text": return examples
+    if begins_with_greeting(messages): self.seen.flags["greetings"] = self.seen.flags.get("greetings", 0) + 1
     contents = [m["content"] for m in messages]
-    self.seen.folded_systems += messages[0]["role"] == "system" and not self.t.takes_system
+    self.seen.folded_systems += messages[0]["role"] in ("system", "developer") and not self.t.takes_system
     if self.t.thought_tags:
         supervised = [chunk.text for example in examples for chunk in example if chunk.supervised]
         self.seen.empty_blocks += sum(map(bool, map(self.t.empty_block.match, supervised)))
@@ -363,7 +374,7 @@ def count_flags(self:Reader, messages:list[dict])->None:
     answers = [m for m in messages if m["role"] == "assistant"]
     marked = any(m.get("train") for m in answers)
     found = dict(hidden=sum(m.get("train") is False for m in answers), in_part=sum("train_parts" in m for m in answers),
-                 unflagged=marked * sum("train" not in m for m in answers),
+                 unflagged=marked * (sum("train" not in m for m in answers) - begins_with_greeting(messages)),
                  others=sum(m["role"] != "assistant" and bool(m.get("train")) for m in messages))
     for name, n in found.items():
         if n: self.seen.flags[name] = self.seen.flags.get(name, 0) + n

@@ -163,6 +163,11 @@ class Template:
         return _SYSTEM["content"] in self.probe(_SYSTEM, PROBE_QUESTION, prompt=True)
 
     @cached_property
+    def takes_developer(self)->bool:
+        "Does it write a developer message, as OpenAI calls a system message?"
+        return not self.chat or _SYSTEM["content"] in self.probe(_SYSTEM | dict(role="developer"), PROBE_QUESTION)
+
+    @cached_property
     def default_system(self)->str:
         "The system prompt that the template itself writes where a conversation has none; empty if it writes none"
         before, given, after = self.probe(_SYSTEM, PROBE_QUESTION, prompt=True).partition(_SYSTEM["content"])
@@ -405,12 +410,15 @@ def block_fault(self:Template,
 # %% ../../nbs/04_tokens/02_template.ipynb #7emp0014
 def as_text(messages:list[dict])->list[dict]:
     "`messages` with tool definitions, calls and results as JSON text, for a template that has no place for them"
-    out = []
+    out, follows_result = [], False
     for m in messages:
         calls = [as_json(c["function"]) for c in m.get("tool_calls") or []]
         words = [m["content"]] if m["content"] else []
         kept = {k: m[k] for k in ("train", "train_parts", "chat_template_kwargs", *REASONING_KEYS) if k in m}
-        out.append(dict(role="user" if m["role"] == "tool" else m["role"], content="\n".join(words + calls)) | kept)
+        text, is_result = "\n".join(words + calls), m["role"] == "tool"
+        if is_result and follows_result: out[-1]["content"] += f"\n{text}"   # many templates refuse a second question
+        else: out.append(dict(role="user" if is_result else m["role"], content=text) | kept)
+        follows_result = is_result
     if not (tools := messages[0].get("tools")): return out
     definitions = "Tools: " + as_json(tools)
     if out[0]["role"] != "system": return [out[0] | dict(role="system", content=definitions), *out]
@@ -472,6 +480,8 @@ def adapt_messages(self:Template, messages:list[dict], where:str="row")->list[di
     elif has_more and self.calls.as_string:
         def as_strings(m): return dict(tool_calls=[with_json_arguments(c) for c in m["tool_calls"]])
         messages = [m | as_strings(m) if m.get("tool_calls") else m for m in messages]
+    if any(m["role"] == "developer" for m in messages) and not self.takes_developer:
+        messages = [m | dict(role="system") if m["role"] == "developer" else m for m in messages]
     if messages[0]["role"] == "system" and not self.takes_system: messages = with_folded_system(messages)
     return [self.thinking(m, where) for m in messages] if has_thoughts else messages
 

@@ -97,6 +97,10 @@ class Template:
         """Does it write a system message?"""
 
     @cached_property
+    def takes_developer(self) -> bool:
+        """Does it write a developer message, as OpenAI calls a system message?"""
+
+    @cached_property
     def default_system(self) -> str:
         """The system prompt that the template itself writes where a conversation has none; empty if it writes none"""
 

@@ -98,10 +98,10 @@ def evaluated(name, right, scored_alike=1, baselines=None)->Evaluation:
 @pytest.mark.parametrize("alike", [(2, 7), (7, 2)])
 def test_a_comparison_is_corrected_for_all_models_that_were_scored_on_its_rows(alike):
     both = [evaluated(name, right, n) for name, right, n in zip("ab", (FIRST, after(10, 1)), alike)]
-    with patch("sft_nb.extras.compare.evaluate", side_effect=both): made = compare("a", "b")
+    with patch("sft_nb.extras.compare.evaluate", side_effect=both): made = compare("tiny", "tiny")
     plain = paired(both[0].tuned, both[1].tuned, "accuracy")
     assert made.of == 7 and made.difference == correct_for_choice(plain, 7) and made.difference.p > .05 > plain.p
-    with patch("sft_nb.extras.compare.evaluate", side_effect=both): of_two = compare("a", "b", among=2)
+    with patch("sft_nb.extras.compare.evaluate", side_effect=both): of_two = compare("tiny", "tiny", among=2)
     assert of_two.difference == plain
 
 

@@ -189,19 +189,20 @@ def test_two_models_are_compared_on_the_rows_that_both_were_asked(monkeypatch):
     "One of them left a row out; losses of other tokens are not compared"
     a, b = scores("tuned", [3, 2, 1], [.1, .2, .3], [5, 5, 5]), scores("tuned", [2, 1, .5], [.5, .6, .7], [5, 5, 5])
     fewer = replace(b, answers=b.answers[1:])
-    made = dict(a=Evaluation("a", "adapter", a, a, "loss"),
-                b=Evaluation("b", "adapter", fewer, fewer, "loss", left_out={"longer than max_length 64": 1}))
+    other_model = "Qwen/Qwen3-0.6B"
+    made = {"tiny": Evaluation("a", "adapter", a, a, "loss"),
+            other_model: Evaluation("b", "adapter", fewer, fewer, "loss", left_out={"longer than max_length 64": 1})}
     monkeypatch.setattr("sft_nb.extras.compare.evaluate", lambda what, **how: made[what])
-    both = compare("a", "b")
+    both = compare("tiny", other_model)
     assert both.a.tuned.n == both.b.tuned.n == both.difference.n == 2
     assert both.a.left_out == {"left out by the other": 1}
     assert both.difference.figure == "loss" and abs(both.difference.gain - .75) < 1e-9
     other = scores("tuned", [2, 1, .5], [.5, .6, .7], [9, 9, 9])   # another tokenizer
-    made["b"] = Evaluation("b", "adapter", other, other, "loss")
-    assert compare("a", "b").difference.figure == "f1"
+    made[other_model] = Evaluation("b", "adapter", other, other, "loss")
+    assert compare("tiny", other_model).difference.figure == "f1"
     silent = replace(a, answers=[replace(x, n_tokens=0) for x in a.answers])
-    made["a"] = Evaluation("a", "adapter", silent, silent, "loss")
-    with pytest.raises(ConfigError, match="their tokenizers differ"): compare("a", "b")
+    made["tiny"] = Evaluation("a", "adapter", silent, silent, "loss")
+    with pytest.raises(ConfigError, match="their tokenizers differ"): compare("tiny", other_model)
 
 
 def test_a_server_cannot_be_asked_for_a_loss_and_is_asked_for_f1():

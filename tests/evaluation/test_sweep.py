@@ -217,7 +217,7 @@ def test_a_verdict_takes_the_pick_of_the_sweep_and_a_comparison_the_same_rows(ru
     assert set(make_evaluator(run, cluster="row", **FEW).questions.clusters) == {""}
     other = [same.a, evaluate(run, eval_samples=5, progress=False)]
     with patch("sft_nb.extras.compare.evaluate", side_effect=other):
-        with pytest.raises(ConfigError, match="and not the same ones"): compare("a", "b")
+        with pytest.raises(ConfigError, match="and not the same ones"): compare(run, run)
 
 
 def test_a_gain_that_costs_general_text_has_both_in_its_headline():

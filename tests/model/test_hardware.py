@@ -27,6 +27,7 @@ def test_on_a_card(monkeypatch, emulated, dtype):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: including_emulation or not emulated)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda *a: "Some Card")
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda *a: (9, 0))
     found = find_hardware()
     assert (found.device, found.name, found.dtype) == ("cuda", "Some Card", dtype)
     assert "Some Card" in found.dtype_reason and str(found).startswith("Some Card (auto: cuda is available), ")

@@ -74,16 +74,24 @@ def test_a_model_that_is_not_better_than_a_trivial_answer_says_so(of_ada):
 
 
 def test_a_lower_loss_without_right_answers_is_no_success(of_ada):
-    def scores(loss, text):
-        figures = [dict(loss=loss + k / 100, f1=.1) for k in range(40)]
+    def scores(loss, text, f1=.1):
+        figures = [dict(loss=loss + k / 100, f1=f1) for k in range(40)]
         answers = [Answer(f"{k}", f"{k}?", text, False, None, f"word {k}", 4, True, f) for k, f in enumerate(figures)]
-        return Scores("tuned", answers, dict(loss=loss + .195, f1=.1))
+        return Scores("tuned", answers, dict(loss=loss + .195, f1=f1))
     e = Evaluation.load(of_ada.path/"eval/adapter.json")
     e = replace(e, base=scores(9., "a"), tuned=scores(3., "b"), by="loss", baselines=None, stored=None, forgotten=None)
     card = replace(make_card(of_ada), scores=evaluation_in_card(hash_answers(e)), warned=[])
     first, status = card.result_in_words
     assert first.startswith("0 of 40 answers as expected, word for word, f1 0.1, loss 3.195 (95% interval ")
     assert "; lower than its base: loss -6" in first and status == "warn"
+    fallen = replace(e, base=scores(9., "a", f1=.5))
+    first, status = replace(card, scores=evaluation_in_card(hash_answers(fallen))).result_in_words
+    assert "; the loss is lower, and the answers are worse: f1 -" in first and status == "warn"
+    assert [f.check for f in fallen.findings] == [*(f.check for f in e.findings), "answers_worse"]
+
+
+def test_a_base_that_no_server_knows_is_served_merged(of_ada):
+    assert make_card(of_ada).commands["vllm"] == "vllm serve MERGED --generation-config auto"
 
 
 def test_the_terminal_tells_the_warnings_of_the_evaluation_and_of_the_training(of_ada, capsys):

@@ -55,6 +55,32 @@ def test_a_loss_of_null_is_not_learned_and_other_nulls_are_absent():
     with pytest.raises(SftError, match="no answer that is trained"): read(dict(messages=[ASKED, BAD | dict(loss=None)]))
 
 
+def test_a_greeting_is_context_unless_a_flag_says_otherwise(tmp_path):
+    "Nothing asks for it; ShareGPT's files have many rows that begin so"
+    greeting = dict(role="assistant", content="WRONGONE")
+    data = read(dict(messages=[greeting, ASKED, GOOD]), dict(messages=[ASKED, GOOD, ASKED, GOOD]))
+    assert learned(data) == ["right", "rightright"]
+    assert "From all 2 rows; 1 greeting before the first question, not learned" in data.report.summary
+    marked = read(dict(messages=[greeting, ASKED, GOOD | dict(loss=True)]))
+    assert learned(marked) == ["right"] and not warned(marked)
+    for row in ([GOOD, ASKED], [GOOD | dict(train=True), ASKED, GOOD]):
+        with pytest.raises(SftError, match="it begins with an answer; a question before the first answer"):
+            read(dict(messages=row))
+    asked_first = read(dict(messages=[dict(role="system", content="You begin."), GOOD, ASKED, GOOD]))
+    assert learned(asked_first) == ["rightright"]   # a system message can make a model say it
+    with pytest.raises(SftError, match="refuses this conversation.* Fix: leave the greeting before"):
+        read(dict(messages=[greeting, ASKED, GOOD]), chat_template=str(_alternating(tmp_path)))
+
+
+def _alternating(folder):
+    "A template that begins with a question, as Gemma's"
+    template = ("{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+                "{{ raise_exception('roles must alternate') }}{% endif %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+                "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+    (folder/"alternating.jinja").write_text(template)
+    return folder/"alternating.jinja"
+
+
 def test_an_answer_without_a_flag_beside_marked_ones_is_a_warning():
     "As Arrow writes it, where null and absent are the same"
     rows = [dict(messages=[ASKED, BAD, ASKED, GOOD | dict(loss=True)])] * 2
@@ -172,7 +198,7 @@ def test_rows_that_their_columns_call_bad_are_a_warning(row, said):
     other = dict(question="b?", answer="right", is_correct=True, status="approved", sentiment="bad", correct=0,
                  finish_reason="stop", result=False)
     found = warned(read(row, other))["train_rejected"]
-    assert found.says == f"rows or answers that a column calls bad are trained on: {said} in 1 row"
+    assert found.says == f"rows or answers that a column seems to call bad are trained on: {said} in 1 row"
     assert "write train: false in them, or ignore_columns=" in str(found.fix)
     assert "train_rejected" not in warned(read(other))
     assert "train_rejected" not in warned(read(row | dict(train=False), other))

@@ -100,6 +100,10 @@ def refused(*a, **k): raise PermissionError(13, "Permission denied")
 @pytest.mark.parametrize("name, content, says", [
     ("u.jsonl", '{"question": "1?", "answer": "2"}'.encode("utf-16"), "it is UTF-16 text.*iconv -f utf-16 -t utf-8"),
     ("u.csv", "question,answer\n1,2".encode("utf-16le"), "it is UTF-16LE text"),
+    ("p.csv", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0", "it is a PNG image, not text"),
+    ("g.csv", gzip.compress(b"a,b\n1,2", mtime=0), "it is packed with gzip, not text.*Fix: mv -n .*g.csv.gz"),
+    ("z.csv", b"PK\x03\x04\x14\0\0\0\x08\0", "it is a ZIP archive, or an Excel workbook.*Fix: unzip .*z.csv"),
+    ("x.jsonl", b"\xc3\x28\x01\x02\x9f", "it is not text: it holds bytes that no text has"),
     ("u.jsonl.gz", gzip.compress("[]".encode("utf-16"), mtime=0), "it is UTF-16 text.*zcat < .* > .*u.jsonl.gz"),
     ("u.jsonl.GZ", gzip.compress("[]".encode("utf-16"), mtime=0), "mv -n .*zcat < .* > .*u.jsonl.GZ"),
     ("a.jsonl.zst", b"(\xb5/\xfd", "zst files are not supported.*zstd -d"),

@@ -187,3 +187,9 @@ def test_bad_answers_are_not_asked_for_again(tmp_path, tokenizer):
     held_out = read_split(load_config(eval_file=file), get_task("chat"), "eval")
     assert list(held_out) == ["a.jsonl line 1", "a.jsonl line 3"]
 
+
+def test_a_second_text_of_a_message_is_named(tokenizer):
+    asked = dict(role="user", content="Hi")
+    def talk(**more): return dict(messages=[asked, dict(role="assistant", content="Yes") | more])
+    assert chat(tokenizer, talk(body="No, it is not.")).train.seen.unread == {"messages.body": 1}
+    assert chat(tokenizer, talk(body="Yes")).train.seen.unread == {}   # the same

@@ -1,9 +1,13 @@
 "Defects of rows that train without an error: each is reported where it is planted, and not in clean rows"
+import json
 import random
 import re
+import subprocess
+from dataclasses import replace
 
 import pytest
 
+from sft_nb.base.report import SftError
 from sft_nb.config.load import load_config
 from sft_nb.tokens.prepare import prepare
 
@@ -66,7 +70,7 @@ def test_texts_have_no_prompt_that_they_could_contradict(tokenizer):
 def test_one_prompt_with_contradictory_answers(tokenizer):
     capital = [dict(question="Capital of France?", answer=name) for name in ("Paris", "Lyon", "Paris")]
     found = findings(rows(clean) + capital, tokenizer)
-    assert found["train_contradictions"].startswith("1 prompt has different short answers, as in rows 61 and 62")
+    assert found["train_contradictions"].startswith("1 prompt has different short answers, as in train rows row 61, 62")
     several = [dict(question=question(k % 20), answer=clean(k)) for k in range(60)]   # solutions of one problem
     assert "train_contradictions" not in findings(several, tokenizer)
 
@@ -90,7 +94,9 @@ def test_leaks_are_found_through_case_blanks_and_punctuation(tokenizer):
     found = findings(train, tokenizer, [*same, *other])
     assert found["held_out"].startswith("3 held-out prompts are training prompts too, but for case")
     found = findings(train, tokenizer, [*same, train[9]])
-    assert found["held_out"].startswith("4 held-out prompts are training prompts too, 3 of them but for case")
+    assert found["held_out"].startswith(
+        "4 held-out prompts are training prompts too (eval rows row 4), 3 of them but for case, blanks and punctuation "
+        "(eval rows row 1, 2, 3)")
     assert "held_out" not in findings(train, tokenizer, other)
     texts = [[dict(text=t) for t in side] for side in (["One river moves.", "Two stones."], ["one  river, moves"])]
     assert "too, but for case" in findings(texts[0], tokenizer, texts[1])["held_out"]
@@ -171,3 +177,50 @@ def test_the_paragraph_tells_that_only_some_of_the_held_out_rows_are_used(tokeni
                                    train=rows(clean)).report.summary
     assert ". Held out: the first 2 rows (eval_samples); any others are not used. " in summary(2)
     assert "Held out" not in summary(1000)
+
+
+def test_columns_to_ignore_are_proposed_together_and_a_mistyped_one_is_named(tokenizer):
+    more = [row | dict(zeta=f"foo {k} bar", note=f"a note of {k}", rating="bad") for k, row in enumerate(rows(clean))]
+    cfg = load_config(task="chat", eval_samples=0, ignore_columns=("zeta", "notes"))
+    found = {f.check: f.fix for f in prepare(cfg, tokenizer, train=more).report.findings}
+    assert found["ignore_columns"].settings == dict(ignore_columns=("zeta", "note"))
+    assert found["train_columns"].settings == dict(ignore_columns=("zeta", "note"))
+    assert found["train_rejected"].otherwise[-1].settings == dict(ignore_columns=("zeta", "note", "rating"))
+    with pytest.raises(SftError, match="it has image") as e:   # the second would replace the first
+        prepare(replace(cfg, ignore_columns=("zeta",)), tokenizer, train=[more[0] | dict(image="x.png")])
+    assert e.value.fix.settings == dict(ignore_columns=("zeta", "image"))
+
+
+def test_a_column_that_says_no_to_rows_can_leave_them_out(tokenizer):
+    tickets = [row | dict(resolved="no" if k % 4 == 0 else "yes") for k, row in enumerate(rows(clean))]
+    report = prepare(load_config(task="chat", eval_samples=0), tokenizer, train=tickets).report
+    fix = {f.check: f.fix for f in report.findings}
+    assert fix["train_rejected"].settings == dict(fields=("train=resolved",))
+    data = prepare(load_config(task="chat", eval_samples=0, **fix["train_rejected"].settings), tokenizer, train=tickets)
+    assert data.train.reasons == {"train is no": 15}
+
+
+def test_single_placeholders_are_named_and_left_out_by_the_proposed_command(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{question(k)},{clean(k)}" for k in range(60)]
+    lines[3], lines[8] = f"{question(3)},TODO", f"{question(8)},n/a"
+    (tmp_path/"tickets.csv").write_text("\n".join(["Ticket,Reply", *lines]) + "\n")
+    fields = ("question=Ticket", "answer=Reply")
+    cfg = load_config(task="chat", eval_samples=0, train_file="tickets.csv", fields=fields)
+    found = next(f for f in prepare(cfg, tokenizer).report.findings if f.check == "train_placeholders")
+    assert found.says == "2 answers are placeholders: 'TODO' in tickets.csv line 5, 'n/a' in tickets.csv line 10"
+    command, _, rest = str(found.fix).partition(", then ")
+    subprocess.run(command, shell=True, check=True)
+    assert rest == "drop_rows placeholders.csv"
+    data = prepare(replace(cfg, drop_rows="placeholders.csv"), tokenizer)   # whose columns have their names of the file
+    assert data.train.reasons == {"listed in drop_rows": 2}
+    assert "train_placeholders" not in {f.check for f in data.report.findings}
+
+
+def test_repeated_prompts_are_said_to_be_held_out_together(tokenizer, tmp_path):
+    file = tmp_path/"rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in [*rows(clean, 40), *[rows(clean, 1)[0]] * 60]))
+    cfg = load_config(task="chat", train_file=str(file), eval_fraction=.2)
+    summary = " ".join(prepare(cfg, tokenizer).report.summary.split())
+    assert re.search(r"Held out: \d+ of 100 rows \(\d+%\) instead of 20: a hash of the prompt decides, and rows with "
+                     r"the same prompt go together \(40 different prompts\)", summary)

@@ -4,7 +4,8 @@ from samples import trl_template
 from transformers import AutoTokenizer
 
 from sft_nb.config.load import load_config
-from sft_nb.base.report import ConfigError
+from sft_nb.base.report import ConfigError, SftError
+from sft_nb.tokens.prepare import prepare
 from sft_nb.tokens.template import as_text
 from sft_nb.tokens.tokenizer import _read_template, load_tokenizer, template_names
 
@@ -63,3 +64,39 @@ def test_definitions_of_tools_are_in_the_first_system_message_of_a_template_with
     assert [m["role"] for m in alone] == [m["role"] for m in after] == ["system", "user"]
     assert alone[0]["content"].startswith("Tools: [") and after[0]["content"].startswith("Be brief.\nTools: [")
     assert alone[1]["content"] == after[1]["content"] == "2+2?"
+
+
+def answers_of(messages, template, **settings):
+    cfg = load_config(task="chat", eval_samples=0, max_length=2048, **settings)
+    tokenizer = load_tokenizer(cfg)
+    tokenizer.chat_template = open(trl_template(f"{template}.jinja")).read()
+    return prepare(cfg, train=[dict(messages=messages)], tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("template", ["qwen3", "phi3", "gptoss", "gemma", "lfm2"])
+def test_instructions_of_a_developer_are_written(template):
+    "Most templates know no such role and leave the message out without a word"
+    data = answers_of([dict(role="developer", content="Be brief."), *TALK[:2]], template)
+    text = data.tokenizer.decode(data.train.tokens[0]["input_ids"])
+    assert "Be brief." in text and ("train_system" in str(data.report.findings)) == (template == "gemma")
+
+
+def test_the_results_of_two_calls_are_one_message_of_a_template_without_tools():
+    calls = [dict(id=f"c{k}", type="function", function=dict(name="add", arguments=dict(a=k))) for k in (1, 2)]
+    results = [dict(role="tool", tool_call_id=f"c{k}", content=f"sum {k}") for k in (1, 2)]
+    data = answers_of([TALK[0], dict(role="assistant", content="", tool_calls=calls), *results, TALK[1]], "gemma")
+    assert "<start_of_turn>user\nsum 1\nsum 2<end_of_turn>" in data.tokenizer.decode(data.train.tokens[-1]["input_ids"])
+
+
+@pytest.mark.parametrize("template, is_written", [("qwen3", True), ("gptoss", False)])
+def test_a_later_system_message_is_written_or_the_row_is_refused(template, is_written):
+    later = [*TALK[:2], dict(role="system", content="Now in German."), *TALK[2:]]
+    if is_written:
+        data = answers_of(later, template)
+        assert any("Now in German." in data.tokenizer.decode(x["input_ids"]) for x in data.train.tokens)
+        return
+    said = "leaves out message 3, 'Now in German.'; .* Fix: write later system messages into the question beside them"
+    with pytest.raises(SftError, match=said): answers_of(later, template)
+    in_front = [dict(role="system", content="Be brief."), dict(role="system", content="Be kind."), *TALK]
+    with pytest.raises(SftError, match="leaves out message 2.* Fix: .*or join messages of one role"):
+        answers_of(in_front, template)
