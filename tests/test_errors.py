@@ -101,6 +101,7 @@ WRONG_KINDS = [   # function, its arguments, and the words of the error
     (lambda run, **how: list_runs(**how), dict(root=5), "path is 5; a path"),
     (lambda run, **how: list_runs(run.path.parent, **how), dict(only=5), "path is 5; a path"),
     (lambda run, **how: read_rows(**how), dict(rows=[dict(text="x")], n="5"), "n is '5'; an integer or None"),
+    (lambda run, **how: read_rows(**how), dict(rows=[dict(text="x")], n=-1), "n is -1; at least 1. Fix: leave n out"),
     (lambda run, **how: find_device(**how), dict(name=None), "device 'None': it is not in the list"),
     (lambda run, **how: plan(run.config, **how), dict(world_size="2"), "world_size is '2'; an integer or None"),
     (lambda run, **how: plan(run.config, **how), dict(lengths="512"), "lengths is '5'; an integer"),

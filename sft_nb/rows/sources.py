@@ -425,6 +425,7 @@ def read_rows(
 )->dict[str,dict]:       # place -> row
     "Load all rows into memory; `SftError` if there are none"
     require_kind("read_rows", int|None, n=n)
+    if n is not None and n < 1: raise ConfigError("read_rows", f"n is {n}", "at least 1", "leave n out for all rows")
     found = dict(Mixture(open_rows(rows), n=n))
     if found: return found
     where = str(rows)[:80]
