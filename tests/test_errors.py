@@ -109,7 +109,7 @@ WRONG_KINDS = [   # function, its arguments, and the words of the error
 ]
 
 
-@pytest.mark.parametrize("function, how, words", WRONG_KINDS, ids=lambda x: str(x)[:30])
+@pytest.mark.parametrize("function, how, words", WRONG_KINDS, ids=[words for *_, words in WRONG_KINDS])
 def test_an_argument_of_another_kind_is_named(undisturbed, function, how, words):
     with pytest.raises(SftError, match=words) as e: function(undisturbed, **how)
     assert str(e.value.fix)
