@@ -83,7 +83,7 @@ def mean_interval(
     mean = min(max(mean, 0.), 1.)   # rounding
     t = float(scipy.stats.t.ppf(.975, G - 1))
     error = float(np.sqrt(((sums - mean * sizes) ** 2).sum() * G / (G - 1))) / n
-    rows = mean * (1 - mean) / error ** 2 if error > 1e-9 else n   # number of rows whose share would have this variance
+    rows = mean * (1 - mean) / error ** 2 if error > 1e-9 else G   # number of rows whose share would have this variance
     rows = rows * (_Z / t) ** 2
     if mean > 0: lower.append(scipy.stats.beta.ppf(.025, mean * rows, (1 - mean) * rows + 1))
     if mean < 1: upper.append(scipy.stats.beta.ppf(.975, mean * rows + 1, (1 - mean) * rows))
@@ -246,7 +246,7 @@ def mean_and_standard_error(
     G, mean = len(sizes), sums.sum(-1, keepdims=True) / sizes.sum()
     rest = sums - mean * sizes
     most = np.abs(sums).max(-1)
-    most = np.where(most > 0, most, 1.)   # if no row differs, act as if one more row did
+    most = np.where(most > 0, most, sizes.mean())   # if no row differs, act as if all of one more cluster did
     centre = sums.sum(-1) / (sizes.sum() + 2 * sizes.mean())
     squares = (rest ** 2).sum(-1) + 2 * most ** 2
     return centre, np.sqrt(squares * (G + 2) / max(G + 1, 1)) / (sizes.sum() + 2 * sizes.mean())

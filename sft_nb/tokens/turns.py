@@ -307,7 +307,7 @@ class Chunk(NamedTuple):
     last:bool          # ends its example, so nothing must fit after it
     add_bos:bool=False # no template wrote a BOS, so add the tokenizer's
     ids:tuple=()       # tokens given as tokens, without text
-    n_added:int|None=None   # added tokens in its text; None: its anchor does not begin with one
+    n_added:int|None=None   # added tokens in its text; None: its anchor is text that does not begin with one
     hidden:tuple=()    # (start, end) of the characters of a supervised text that are not learned
 
 # %% ../../nbs/04_tokens/03_turns.ipynb #a71280ea

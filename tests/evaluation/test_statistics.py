@@ -87,7 +87,8 @@ def test_the_interval_of_a_difference_of_other_figures_holds_its_promise(monkeyp
     cases += [(.06, lambda n=n: mostly_zero(n, .1), None) for n in (20, 50)]
     cases += [(np.exp(.5), lambda n=n: r.lognormal(0, 1, n), None) for n in (20, 50, 200)]
     cases += [(0., lambda: judged(10).astype(float) - judged(10), meetings),
-              (.1, lambda: np.repeat(r.normal(.1, .3, 10), 8) + r.normal(0, .1, 80), meetings)]
+              (.1, lambda: np.repeat(r.normal(.1, .3, 10), 8) + r.normal(0, .1, 80), meetings),
+              (.04, lambda: np.repeat(r.choice([1., -1., 0.], 10, p=[.05, .01, .94]), 8), meetings)]   # often all alike
     for mean, draw, clusters in cases:
         found = [draw() for _ in range(300)]
         found = [difference(np.zeros(len(d)), d, clusters=clusters) for d in found]
@@ -136,13 +137,14 @@ def test_every_choice_of_signs_is_looked_at_where_few_rows_differ():
 
 def test_the_interval_of_a_mean_holds_its_promise():
     "At least 93% in each case; below 95%, 300 data sets show less than 91.7% once in a hundred times"
-    r, meetings = np.random.default_rng(4), [k // 8 for k in range(320)]
+    r, other, meetings = np.random.default_rng(4), np.random.default_rng(5), [k // 8 for k in range(320)]
     def mostly_zero(n, share): return lambda: (r.random(n) < share) * r.uniform(.2, 1, n)
     cases = [(.03, mostly_zero(200, .05), None), (.03, mostly_zero(50, .05), None), (.06, mostly_zero(20, .1), None),
              (.3, lambda: r.beta(1.5, 3.5, 20), None), (.9, lambda: r.beta(4.5, .5, 20), None),
              (0, lambda: r.normal(size=10), None), (np.exp(.5), lambda: r.lognormal(0, 1, 100), None),
              (.02, lambda: np.repeat(r.beta(.047, 2.29, 40), 8) > r.random(320), meetings),
-             (.5, lambda: np.repeat(r.beta(1.17, 1.17, 10), 8) > r.random(80), meetings[:80])]
+             (.5, lambda: np.repeat(r.beta(1.17, 1.17, 10), 8) > r.random(80), meetings[:80]),
+             (.05, lambda: np.repeat(other.random(10) < .05, 8), meetings[:80])]   # often all are 0
     for mean, draw, clusters in cases:
         found = [mean_interval(draw().astype(float), clusters=clusters) for _ in range(300)]
         assert np.mean([low <= mean <= high for low, high in found]) > .917, (mean, clusters is None)
