@@ -32,6 +32,7 @@ from ..tokens.conversations import conversation, read_split
 from ..tokens.encode import encode
 from ..tokens.prepare import missing_rows_are_of_the_run, name_task, read_kept
 from ..tokens.tokenizer import load_tokenizer
+from ..tokens.turns import has_content
 from ..model.hardware import free_memory
 from ..model.load import load_base
 from ..planning.bits import BitsCost, cost_of_bits, few_rows, in_16_bits, why_not_in_16_bits
@@ -203,6 +204,13 @@ def training_rows(target:Target)->list[tuple[dict,list[dict]]]:
         return [(row_to_score(task, row, chat), chat) for row, chat in zip(rows.values(), chats) if len(chat) > 1]
     except (SftError, OSError): return []
 
+def _count_trained_rows(target:Target, chats:list[list[dict]])->int:
+    "The number of conversations that ask what a training row asks, where rows other than the run's are scored"
+    if target.run is None or target.config.eval_file == target.run.config.eval_file: return 0
+    def asked(chat): return tuple((m["role"], m["content"]) for m in chat[:-1])
+    trained = {asked(chat) for _, chat in training_rows(replace(target, config=target.run.config))}
+    return sum(asked(chat) in trained for chat in chats)
+
 # %% ../../nbs/12_evaluation/05_evaluate.ipynb #ff55f9b5
 def rows_in_words(
     n:int,
@@ -327,6 +335,7 @@ class Evaluation(SavedResult):
     stored:Scores|None=None          # the base in 4 or 8 bits, if it is worse than `base`
     why_stored:str=""                # why `base` is in 4 or 8 bits; empty: it is not
     second_round:str=""              # what `base` is, if training began with an earlier result
+    trained_on:int=0                 # rows that ask what a training row asks
 
     in_json = ("run", "checkpoint", "by", "difference")
 
@@ -359,7 +368,11 @@ class Evaluation(SavedResult):
         found, fallen = find_trivial(self.tuned, self.baselines), ""
         if self.base is not None: fallen = fallen_in_words(self.base, self.tuned, self.by)
         fix = "fewer steps or a smaller {learning_rate}; the answers below show what changed"
-        return [*found, warn(fallen, fix, check="answers_worse")] if fallen else found
+        if fallen: found.append(warn(fallen, fix, check="answers_worse"))
+        if self.trained_on:
+            text = f"{self.trained_on:,} of {pluralise(self.tuned.n, 'row')} ask what a training row asks: not held out"
+            found.insert(0, warn(text, "name rows that were not trained on in {eval_file}", check="trained_on"))
+        return found
     @property
     def notes(self)->list[str]:
         "The gain, the cost in general texts, and whether a server got the same prompts"
@@ -480,9 +493,12 @@ def held_out(
         rows, left_out, domains = read_kept(cfg, "eval", tokenizer, fingerprint=fingerprint)
     if not rows: raise ConfigError(where, "no rows are held out", "at least one", edit(eval_file="rows.jsonl"))
     task = task_of(cfg)
-    prompted = {place: row for place, row in rows.items() if len(conversation(task, row, place, cfg)) > 1}
-    if not prompted or len(prompted) == len(rows): return rows, left_out, domains
-    return prompted, left_out | {"no prompt": len(rows) - len(prompted)}, domains
+    chats = {place: conversation(task, row, place, cfg) for place, row in rows.items()}
+    prompted = {place: row for place, row in rows.items() if len(chats[place]) > 1}
+    if not prompted: return rows, left_out, domains
+    answered = {place: row for place, row in prompted.items() if has_content(chats[place][-1])}
+    more = {"no prompt": len(rows) - len(prompted), "empty answer": len(prompted) - len(answered)}
+    return answered, left_out | {reason: left_out.get(reason, 0) + n for reason, n in more.items() if n}, domains
 
 # %% ../../nbs/12_evaluation/05_evaluate.ipynb #cfc33a29
 @with_settings(*_SETTINGS, "batch_size", default=None)
@@ -547,7 +563,8 @@ def evaluate(
     target, server, questions = evaluator.target, evaluator.server, evaluator.questions
     run, models, base, stored, forgotten = target.run, BaseAndTuned(evaluator.bench, target.weights), None, None, None
     baselines = evaluator.baselines
-    of_run = {} if run is None else dict(weights=weights_digest(target.weights), second_round=target.base_in_words)
+    of_run = {} if run is None else dict(weights=weights_digest(target.weights), second_round=target.base_in_words,
+                                         trained_on=_count_trained_rows(target, questions.chats))
     if run is not None and target.checkpoint == "adapter": of_run["earlier"] = earlier_adapter(run)
     if server is not None and general:
         raise ConfigError(f"server {server.url}", "it cannot compute the loss of general texts", "answers only",

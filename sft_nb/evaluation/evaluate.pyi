@@ -173,6 +173,7 @@ class Evaluation(SavedResult):
     stored: Scores | None = None
     why_stored: str = ''
     second_round: str = ''
+    trained_on: int = 0
     in_json: tuple[str, str, str, str]
 
     @property

@@ -196,7 +196,8 @@ class Baselines:
             per_answer = (tuned.values("loss") * tuned.values("supervised")).mean()
             guess = self.best.figures["loss_per_answer"]
             line = f"loss per answer {per_answer:.3g} nats; of a guess by the label shares {guess:.3g}"
-            lines.append(line if is_better(self.over_best(tuned)) else f"{line}: it knows the format, not the label")
+            known = "the format, not the label" if per_answer < 2 * guess else "neither the format nor the label"
+            lines.append(line if is_better(self.over_best(tuned)) else f"{line}: it knows {known}")
         if (d := self.over_few_shot(tuned)) is not None:
             figure = figure_of_answers(self.by, [a.expected for a in tuned.answers])
             value = figure_in_words(figure, self.few_shot.overall(figure))

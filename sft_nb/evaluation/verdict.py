@@ -13,12 +13,13 @@ from pathlib import Path
 from ..base.view import own_fields, View, Viewable
 from ..base.files import write_atomically
 from ..base.progress import log_disk_error
-from ..base.report import command, ConfigError, edit, require_kind, shell_quote
+from ..base.report import command, ConfigError, edit, pluralise, require_kind, shell_quote
 from ..config.load import with_parameters_of
 from ..runs.checkpoint import weights_digest
 from ..runs.directory import check_permissions, open_run, Run
 from .statistics import Difference, power
 from .perplexity import Forgetting
+from .trivial import find_trivial
 from .evaluate import detectable_in_words, evaluate, fallen_in_words
 from .sweep import Sweep
 
@@ -56,6 +57,7 @@ class Verdict(Viewable):
         return View("", f"{self.says}: {self.reason}", self.says, SEEN[self.says], parts=notes, data=own_fields(self))
 
 # %% ../../nbs/12_evaluation/07_verdict.ipynb #06aa6149
+_FEW_TRAINED = .05   # share of the rows that may ask what a training row asks, for a verdict of better
 _MUCH_FORGETTING = .05   # rise of the loss on general texts, reported if the whole interval is above this
 
 def _judge_gain(d:Difference, min_gain:float)->tuple[str,str]:
@@ -126,7 +128,7 @@ def verdict(
             raise ConfigError(f"verdict {run.name}", f"its sweep is outdated: {why}", "scores of the run as it is now",
                               fix)
         d, name, of = swept.pick.difference, swept.best, len(swept.checkpoints)
-        fallen = fallen_in_words(swept.base, swept.checkpoints[name], swept.by)
+        base, tuned, by, trained_on = swept.base, swept.checkpoints[name], swept.by, 0
         forgotten, baselines, over_trivial = swept.forgotten.get(name), swept.baselines, swept.over_trivial
     else:
         e = evaluate(run, checkpoint=checkpoint or "adapter", **dict(general=True) | how)
@@ -135,14 +137,18 @@ def verdict(
         if d is None:
             raise ConfigError(f"verdict {run.name}", "the server does not serve its base", "answers of both models",
                               "serve the base as well, or leave {server} out")
-        fallen = fallen_in_words(e.base, e.tuned, e.by)
+        base, tuned, by, trained_on = e.base, e.tuned, e.by, e.trained_on
     for setting, value in dict(min_gain=min_gain if d.is_share else 0, max_forgetting=max_forgetting or 0).items():
         if value >= 1:
             raise ConfigError("verdict", f"{setting} is {value:g}, which is {100 * value:,.0f}%", "a share below 1",
                               edit(**{setting: value / 100 if value < 100 else .02}))
     trivial = dict(over_trivial=over_trivial, over=baselines.best.name) if over_trivial else {}
     made = decide(d, min_gain=min_gain, max_forgetting=max_forgetting, forgotten=forgotten, **trivial)
-    made = replace(made, checkpoint=name, of=of, reason="; ".join(filter(None, [made.reason, fallen])))
+    alike = [f.says for f in find_trivial(tuned, None) if f.check == "one_answer"]
+    remarks = [fallen_in_words(base, tuned, by), *alike]
+    if trained_on: remarks.insert(0, f"{trained_on:,} of {pluralise(tuned.n, 'row')} ask what a training row asks")
+    if trained_on > _FEW_TRAINED * tuned.n and made.exit_code == 0: made = replace(made, says="cannot tell")
+    made = replace(made, checkpoint=name, of=of, reason="; ".join(filter(None, [made.reason, *remarks])))
     about = made.to_dict() | dict(weights=weights_digest(run.weights(name)))
     file = run.path/"eval"/"verdict.json"
     with log_disk_error(file, "make room, and ask again"): write_atomically(file, json.dumps(about, indent=1) + "\n")

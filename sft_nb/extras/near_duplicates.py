@@ -258,7 +258,7 @@ def held_out_twins(
 # %% ../../nbs/16_extras/43_near_duplicates.ipynb #nrd0fin2
 _FEW_ROWS, _FEW_SHARE = 10, .3   # of the examples: if fewer would remain, it is not proposed to drop any
 
-def _in_words(split:Split, k:int)->str: return f"row {int(split.stats['row'][k]) + 1}"
+def _in_words(split:Split, k:int)->str: return split.name_rows([k])
 
 def find_in_benchmark(
     data:Data,

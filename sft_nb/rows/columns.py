@@ -40,10 +40,18 @@ def parse_fields(
                               edit(fields=("question=Problem", "answer=Solution")))
         if known and name not in known:
             near = difflib.get_close_matches(name, known, 1) or sorted(known)
-            right = tuple(f"{near[0] if n == name else n}={c}" for n, c in pairs)
-            raise ConfigError("fields", f"there is no field {name}", f"one of {', '.join(sorted(known))}"[:150],
+            right = _one_of_each([(near[0] if n == name else n, c) for n, c in pairs])
+            raise ConfigError("fields", f"there is no field {name}", f"one of {join_names(sorted(known), 12)}",
                               edit(fields=right))
+    if twice := [name for k, (name, _) in enumerate(pairs) if name in dict(pairs[:k])]:
+        raise ConfigError("fields", f"{twice[0]} is given twice", "each field once", edit(fields=_one_of_each(pairs)))
     return dict(pairs)
+
+def _one_of_each(pairs:list[tuple[str,str]])->tuple[str,...]:
+    "The first pair of each field"
+    first = {}
+    for name, column in pairs: first.setdefault(name, column)
+    return tuple(f"{name}={column}" for name, column in first.items())
 
 # %% ../../nbs/02_rows/04_columns.ipynb #b9b9a27e
 @lru_cache(2**17)

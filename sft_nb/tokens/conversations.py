@@ -269,7 +269,9 @@ def open_split(
 def read_split(cfg:Config, task:Task, split:str)->dict[str,dict]:
     "Place -> row of one split, without the rows that `prepare` drops"
     found, rows = {}, open_split(cfg, task, split)
+    if rows is not None: rows = replace(rows, yield_errors=cfg.on_bad_row == "drop")
     for place, row in rows or ():
+        if isinstance(row, SftError): continue   # a line that cannot be read
         try: parsed = parse_row(task, row, place, cfg)
         except SftError:
             if cfg.on_bad_row == "error": raise

@@ -357,7 +357,8 @@ def _find_in_answers(s:Split, name:str, t:Template)->list[Finding]:
     "Empty answers, tools as text, and answers in front of which the template writes no prompt, or another one"
     out, seen = [], s.seen
     if n := seen.empty_answers:
-        text = f"{pluralise(n, 'answer is', 'answers are')} empty, so not supervised: it would teach to stop at once"
+        text = (f"{pluralise(n, 'answer is', 'answers are')} empty, so not supervised: it would teach to stop at once; "
+                f"the first in {seen.examples['empty_answer at']}")
         out.append(warn(text, "leave them out, or write the answers", check=f"{name}_empty"))
     if n := int(((s.lengths == 2) & (s.stats["supervised"] == 1)).sum()):   # nothing predicts the first token
         text = f"{pluralise(n, 'row')} of text have one token, so only the end token after it is learned"
@@ -398,6 +399,9 @@ def _find_labels(s:Split, name:str, task:str)->list[Finding]:
     if task != "classify" and s.seen.formats.get("text"): return []
     if task == "classify" and s.labels or task != "classify" and not s.labels: return []
     if task == "classify":
+        if {*s.seen.formats} == {"text"}:
+            fix = "name the columns of the text and of its label in {fields}: question=text answer=label"
+            return [warn("task classify: the rows are plain text, which has no labels", fix, check=f"{name}_labels")]
         text = "task classify: the answers take more than 20 values, or few rows have the same one"
         return [warn(text, edit(task="chat"), check=f"{name}_labels")]
     n = sum(s.labels.values())

@@ -297,8 +297,10 @@ def split(self:Reader, messages:list[dict], place:str, prompt_too:bool=False)->l
         supervised = [chunk.text for example in examples for chunk in example if chunk.supervised]
         self.seen.empty_blocks += sum(map(bool, map(self.t.empty_block.match, supervised)))
     if self.t.special.search("\0".join(contents)): self.seen.with_special_tokens += 1
-    if not all(contents):
-        self.seen.empty_answers += sum(m["role"] == "assistant" and not has_content(m) for m in messages)
+    has_blank = not all(map(str.strip, contents))
+    if has_blank and (n := sum(m["role"] == "assistant" and not has_content(m) for m in messages)):
+        self.seen.empty_answers += n
+        self.seen.examples.setdefault("empty_answer at", place)
     if any([len(m) > 2 for m in messages]):
         self.count_tools_and_reasoning(messages, examples, place)
         self.count_flags(messages)

@@ -77,7 +77,8 @@ def _nothing_left(ledger:Ledger, rows:Mixture, eval_rows:int|None)->SftError:
             found = f"{which} all {pluralise(n, 'row')} are {length}".strip()
             if n == 1: found = f"its only row is {length}"
         fix = edit(max_length=counts.longest_dropped) if counts.longest_dropped else f"look at {ledger.first_dropped}"
-        if {*ledger.reasons} == {"no answer"}:   # a column of its own may hold it
+        may_have_other_names = {*ledger.reasons} == {"no answer"} or {*ledger.seen.formats} == {"unknown"}
+        if may_have_other_names:
             proposals = extension("proposals")
             proposed = proposals and proposals.propose_fields([row for _, row in islice(rows, 20)])
             if proposed: fix = proposed | fix

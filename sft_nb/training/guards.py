@@ -216,7 +216,7 @@ def worse_than_before(
     return [warn(text, "a lower {learning_rate}, and look at the labels: sft_nb data", check="worse_than_before")]
 
 # %% ../../nbs/11_training/03_guards.ipynb #gu0fmt02
-_HARDLY_BELOW = .9
+_HARDLY_BELOW, _FAR_ABOVE = .9, 2.
 
 def knows_format_only(
     loss:float,    # nats per supervised token
@@ -225,7 +225,8 @@ def knows_format_only(
     "A warning if a loss per token looks low, and the loss per answer is hardly below the entropy of the answers"
     both = loss_per_answer(loss, split)
     if both is None or both[0] < _HARDLY_BELOW * both[1]: return []
-    text = (f"it knows the format, not the label: the loss is {loss:.3g} nats a token and {both[0]:.3g} an answer; a "
+    known = "the format, not the label" if both[0] < _FAR_ABOVE * both[1] else "neither the format nor the label"
+    text = (f"it knows {known}: the loss is {loss:.3g} nats a token and {both[0]:.3g} an answer; a "
             f"guess by the shares of the labels has {both[1]:.3g}, their entropy")
     return [warn(text, "more steps or rows, or another {learning_rate}", check="format_only")]
 

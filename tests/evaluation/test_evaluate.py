@@ -14,6 +14,7 @@ from sft_nb.base.report import ConfigError, SftError
 from sft_nb.evaluation.generations import Answer, answer_rows, make_questions, Scores
 from sft_nb.evaluation.evaluate import Evaluation, evaluate, make_evaluator
 from sft_nb.evaluation.sweep import sweep, Sweep
+from sft_nb.evaluation.verdict import verdict
 from sft_nb.runs.directory import Run
 from sft_nb.tasks.core import Score, task_of
 from sft_nb.tokens.conversations import read_split
@@ -84,6 +85,27 @@ def test_the_rows_that_preparation_kept_are_the_rows_that_are_scored(tmp_path):
     assert len(GenerationState(run).rows()) == 7   # one of them is a text
     with pytest.raises(SftError, match="this is not valid JSON"):   # a setting of evaluations too
         evaluate(run, eval_file=str(file), on_bad_row="error", progress=False)
+
+
+def test_rows_that_were_trained_on_are_not_held_out(tmp_path):
+    "A line of the training file cannot be read, and one held-out answer is blank"
+    def talk(k, answer):
+        return dict(messages=[dict(role="user", content=f"{k}+1?"), dict(role="assistant", content=answer)])
+    rows = [talk(k, str(k + 1)) for k in range(12)]
+    more = dict(messages=[*rows[0]["messages"], *talk(20, " ")["messages"]])
+    file = tmp_path/"rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows) + "{broken\n")
+    new = [more, *(talk(k, "9") for k in range(30, 36))]
+    (tmp_path/"new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in new))
+    run = train(load_config(train_file=str(file), eval_samples=0, on_bad_row="drop", runs_dir=str(tmp_path/"runs"),
+                            **learner() | dict(max_steps=2, save_steps=1, max_new_tokens=4, preflight=False)))
+    e = evaluate(run, eval_file=str(file), eval_samples=9, progress=False)
+    assert e.trained_on == 9 and "9 of 9 rows ask what a training row asks: not held out" in str(e)
+    made = verdict(run, eval_file=str(file), eval_samples=9, general=False, progress=False)
+    assert "9 of 9 rows ask what a training row asks" in made.reason and made.says not in ("better", "worse")
+    other = evaluate(run, eval_file=str(tmp_path/"new.jsonl"), eval_samples=9, progress=False)
+    assert other.trained_on == 0 and other.tuned.n == 6 and other.left_out == {"empty answer": 1}
+    assert "trained_on" not in [f.check for f in other.findings]
 
 
 def test_rows_of_any_length_are_asked_of_a_model_that_no_run_trained(tmp_path):

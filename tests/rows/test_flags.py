@@ -239,3 +239,9 @@ def test_a_column_that_repeats_a_message_is_read():
     "As in UltraChat; a column with another text is named"
     row = dict(messages=[ASKED, GOOD], prompt=ASKED["content"], mood="glad")
     assert read(row).train.seen.unread == {"mood": 1}
+
+
+def test_a_blank_answer_is_empty_and_its_row_is_named():
+    data = read(dict(messages=[ASKED, GOOD]), dict(messages=[ASKED, GOOD, ASKED, dict(role="assistant", content="  ")]))
+    assert "1 answer is empty" in warned(data)["train_empty"].says
+    assert warned(data)["train_empty"].says.endswith("the first in train rows row 2")

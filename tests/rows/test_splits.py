@@ -232,6 +232,10 @@ def test_a_typo_in_fields_is_named(tmp_path):
     with pytest.raises(ConfigError, match="there is no field qestion") as e:
         prepare(load_config(**settings, task="chat", fields=("qestion=body", "answer=reply")))
     assert e.value.fix.settings == dict(fields=right)
+    for again in (right[1], "answer=body", "anser=body"):   # the second one would be learned in place of the first
+        with pytest.raises(ConfigError, match="answer is given twice|no field anser") as e:
+            prepare(load_config(**settings, task="chat", fields=(*right, again)))
+        assert e.value.fix.settings == dict(fields=right)
     data = prepare(load_config(**settings, task="chat", fields=("question=bodi", "answer=reply"), on_bad_row="drop"),
                    train=[dict(body="Slow", reply="Restart"), dict(bodi="Slow", reply="Restart")])
     assert data.train.n_kept == 1 and data.train.counts.dropped == 1

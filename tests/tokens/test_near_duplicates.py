@@ -81,8 +81,8 @@ def test_copies_by_weight_are_not_dropped_again():
 def test_findings_name_a_row_and_what_to_do():
     data = rows(*FEW, (changed(FEW[4][0]), FEW[4][1]))
     assert str(find_near(data)[0]) == (
-        "! near_duplicates: 1 of 31 examples nearly repeat an earlier one, as row 31 repeats row 5; "
-        "30 would remain without repetitions  Fix: drop_near_duplicates=0.8")
+        "! near_duplicates: 1 of 31 examples nearly repeat an earlier one, as train rows row 31 repeats train "
+        "rows row 5; 30 would remain without repetitions  Fix: drop_near_duplicates=0.8")
     few = [(changed(q, k), a) for q, a in FEW[:6] for k in (1, 2)]
     found = find_near(rows(*FEW[:6], *few))[0]
     assert "12 of 18" in found.says and "; 6 would remain" in found.says and not found.fix.settings
