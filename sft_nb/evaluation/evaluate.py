@@ -497,6 +497,9 @@ def held_out(
     prompted = {place: row for place, row in rows.items() if len(chats[place]) > 1}
     if not prompted: return rows, left_out, domains
     answered = {place: row for place, row in prompted.items() if has_content(chats[place][-1])}
+    if not answered:
+        raise ConfigError(where, f"the last answer of {pluralise(len(prompted), 'held-out row')} is empty",
+                          "one to compare with", edit(eval_file="rows.jsonl"))
     more = {"no prompt": len(rows) - len(prompted), "empty answer": len(prompted) - len(answered)}
     return answered, left_out | {reason: left_out.get(reason, 0) + n for reason, n in more.items() if n}, domains
 
