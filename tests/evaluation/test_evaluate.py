@@ -108,7 +108,7 @@ def test_rows_that_were_trained_on_are_not_held_out(tmp_path):
     assert "trained_on" not in [f.check for f in other.findings]
     (tmp_path/"blank.jsonl").write_text(json.dumps(more) + "\n")
     with pytest.raises(ConfigError, match="the last answer of 1 held-out row is empty"):
-        evaluate(run, eval_file=str(tmp_path/"blank.jsonl"), progress=False)
+        evaluate(run, eval_file=str(tmp_path/"blank.jsonl"), eval_samples=9, progress=False)
 
 
 def test_rows_of_any_length_are_asked_of_a_model_that_no_run_trained(tmp_path):
