@@ -26,8 +26,7 @@ from ..rows.columns import columns_of_text, is_numeric_label, names_held_out_spl
 from ..rows.sources import Mixture, open_rows, row_key
 from ..tasks.core import ANY_FORMAT, Task
 from .template import Template, thought_of
-from .turns import (
-    begins_with_greeting, Chunk, split_conversation, has_content, supervised_messages)
+from .turns import begins_with_greeting, Chunk, split_conversation, has_content, supervised_messages
 from .encode import Encoded, Encoder
 from .conversations import mixture_options, name_columns, parse_row, ParsedRow
 
@@ -237,7 +236,7 @@ def read(self:Reader, place:str, row:dict)->Row:
         if parsed.drop_reason and is_numeric_label(row): seen.label_zero += 1
         if not drop_reason:
             examples = self.split(messages, place, prompt_too)
-            system = messages[0]["content"] if messages[0]["role"] == "system" else ""
+            system = messages[0]["content"] if self.t.is_system(messages[0]) else ""
             if system in seen.systems or len(seen.systems) < 2: seen.systems[system] = seen.systems.get(system, 0) + 1
     except SftError as e:
         if self.cfg.on_bad_row == "error": raise
@@ -292,7 +291,7 @@ def split(self:Reader, messages:list[dict], place:str, prompt_too:bool=False)->l
     if messages[0]["role"] == "text": return examples
     if begins_with_greeting(messages): self.seen.flags["greetings"] = self.seen.flags.get("greetings", 0) + 1
     contents = [m["content"] for m in messages]
-    self.seen.folded_systems += messages[0]["role"] in ("system", "developer") and not self.t.takes_system
+    self.seen.folded_systems += self.t.is_system(messages[0]) and not self.t.takes_system
     if self.t.thought_tags:
         supervised = [chunk.text for example in examples for chunk in example if chunk.supervised]
         self.seen.empty_blocks += sum(map(bool, map(self.t.empty_block.match, supervised)))

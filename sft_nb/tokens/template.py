@@ -167,6 +167,10 @@ class Template:
         "Does it write a developer message, as OpenAI calls a system message?"
         return not self.chat or _SYSTEM["content"] in self.probe(_SYSTEM | dict(role="developer"), PROBE_QUESTION)
 
+    def is_system(self, m:dict)->bool:
+        "Is a message written as a system message?"
+        return m["role"] == "system" or m["role"] == "developer" and not self.takes_developer
+
     @cached_property
     def default_system(self)->str:
         "The system prompt that the template itself writes where a conversation has none; empty if it writes none"

@@ -100,6 +100,9 @@ class Template:
     def takes_developer(self) -> bool:
         """Does it write a developer message, as OpenAI calls a system message?"""
 
+    def is_system(self, m: dict[Any, Any]) -> bool:
+        """Is a message written as a system message?"""
+
     @cached_property
     def default_system(self) -> str:
         """The system prompt that the template itself writes where a conversation has none; empty if it writes none"""

@@ -256,8 +256,8 @@ def has_content(m:dict)->bool:
 
 def begins_with_greeting(messages:list[dict])->bool:
     "Is the first message an answer to nothing, with more answers after it and without a flag of its own?"
-    first, *later = messages
-    return first["role"] == "assistant" and "train" not in first and any(m["role"] == "assistant" for m in later)
+    if not messages or messages[0]["role"] != "assistant" or "train" in messages[0]: return False
+    return any(m["role"] == "assistant" for m in messages[1:])
 
 def supervised_messages(
     messages:list[dict],

@@ -78,6 +78,8 @@ def test_instructions_of_a_developer_are_written(template):
     "Most templates know no such role and leave the message out without a word"
     data = answers_of([dict(role="developer", content="Be brief."), *TALK[:2]], template)
     text = data.tokenizer.decode(data.train.tokens[0]["input_ids"])
+    is_known = template in ("gptoss", "lfm2")   # as a role of its own, which no system prompt would be
+    assert ("No system prompt in the rows" in data.report.summary) == is_known
     assert "Be brief." in text and ("train_system" in str(data.report.findings)) == (template == "gemma")
 
 
