@@ -185,11 +185,15 @@ def test_files()->list[str]:
 
 
 def importing(module:str)->list[str]:
-    "Test files that import a module, the smallest first"
+    "Test files that import a module, the smallest first; if there are none, those of the modules that import it"
     dotted = "sft_nb." + module.removesuffix(".py").replace("/", ".")
     parent, stem = dotted.rpartition(".")[::2]
     imports = re.compile(rf"\b{re.escape(dotted)}\b|from {re.escape(parent)} import .*\b{stem}\b")
     found = [name for name in test_files() if imports.search((ROOT/name).read_text())]
+    if not found:
+        relative = re.compile(rf"from \.+{re.escape(dotted.removeprefix('sft_nb.'))} import ")
+        users = [m for m in sources(PARTS) if m != module and relative.search((ROOT/"sft_nb"/m).read_text())]
+        found = {name for m in users for name in importing(m)}
     return sorted(found, key=lambda name: (ROOT/name).stat().st_size)
 
 

@@ -69,3 +69,34 @@ def test_what_a_checkpoint_depends_on_cannot_change_when_a_run_is_resumed():
     shape = {"lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_parameters", "use_rslora",
              "use_dora", "init_lora_weights", "method", "num_processes", "seed"}
     assert shape <= fixed and not {"runs_dir", "report_to", "save_total_limit", "price"} & fixed
+
+
+DEFAULTS = dict(   # a change here is a change for everybody who has not set it: say it in CHANGELOG.md
+    task="auto", data_format="auto", prompt_separator="\n", train_on_turns="all", reasoning="auto", eval_samples=200,
+    min_length=0, max_length=512, on_long="drop", cut_side="end", on_bad_row="error", num_workers="auto", model="tiny",
+    init="pretrained", device="auto", dtype="auto", attn_implementation="auto", method="auto", lora_r=16, lora_alpha=32,
+    lora_dropout=0., lora_target_modules=("all-linear",), init_lora_weights="default", bnb_4bit_quant_type="nf4",
+    learning_rate="auto", num_train_epochs=3., max_steps=-1, per_device_train_batch_size=4, padding_free="auto",
+    gradient_accumulation_steps=4, optim="adamw_torch", adam_beta1=.9, adam_beta2=.999, adam_epsilon=1e-8,
+    lr_scheduler_type="cosine", warmup_steps=.03, weight_decay=.01, max_grad_norm=1., gradient_checkpointing="auto",
+    activation_offloading="auto", keep_attention="auto", recompute_parts="auto", kernels="auto", max_logits_mib=512,
+    seed=42, metric_for_best_model="loss", per_device_eval_batch_size=32, max_new_tokens=256, on_nan="stop",
+    on_collapse="warn", logging_steps=10, save_steps=200, save_total_limit=2, runs_dir="runs", wandb_project="sft_nb",
+    num_processes=1, sequence_parallel_size=1)
+
+
+def test_the_defaults_are_those_published():
+    values = {name: s.default for name, s in SETTINGS.items() if not isinstance(s.default, bool)}
+    assert {name: value for name, value in values.items() if value is not None} == DEFAULTS
+
+
+def test_the_limits_of_numbers():
+    below = {name: s.lt for name, s in SETTINGS.items() if s.lt is not None}
+    assert below == dict(eval_fraction=1, drop_near_duplicates=1, lora_dropout=1, learning_rate=1, adam_beta1=1,
+                         adam_beta2=1, weight_decay=1, seed=2**32)
+    above = {name: s.ge for name, s in SETTINGS.items() if s.ge not in (None, 0, 1)}
+    assert above == dict(max_length=2, drop_near_duplicates=.5, max_steps=-1, max_tokens_per_batch=2)
+    assert {name for name, s in SETTINGS.items() if s.ge == 0} == {
+        "eval_fraction", "eval_samples", "min_length", "lora_dropout", "learning_rate", "num_train_epochs", "max_time",
+        "adam_beta1", "adam_beta2", "adam_epsilon", "warmup_steps", "weight_decay", "max_grad_norm", "seed",
+        "router_aux_loss_coef", "eval_steps", "save_steps", "price"}
