@@ -510,7 +510,7 @@ def make_evaluator(
     *, checkpoint:str="adapter",
     trust_remote_code:bool=False,
     cluster:str|None=None,    # column that groups dependent rows; row: independent; None: by record
-    shots:int=3,              # training rows in the prompt of a base without the expected form; 0: it is not asked again
+    shots:int=3,              # training rows in the prompt of a base without the expected form; 0: it is not asked
     reuse:bool=True,          # False: generate saved answers again
     progress:bool=True,
     server:str|None=None,     # address of a server; None: load models

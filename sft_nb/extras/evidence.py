@@ -220,7 +220,7 @@ class Case:
         return None if found is None or found.outdated(self.run) else found
     @cached_property
     def warned(self)->dict[str,str]:
-        "What its training and its saved scores warn of: name of a check -> in words"
+        "Check -> warning of its training or its saved scores"
         file = self.run.path/"guards.json"
         of_training = Report.load(file).findings if file.exists() else []
         of_scores = [] if self.part("saved") is None else self.saved.findings
