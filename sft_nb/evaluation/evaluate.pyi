@@ -232,7 +232,7 @@ def make_evaluator(what: Run | str | Path, *, checkpoint: str='adapter', trust_r
     Args:
         what: as for `evaluate`
         cluster: column that groups dependent rows; row: independent; None: by record
-        shots: training rows in the prompt of a base without the expected form; 0: it is not asked again
+        shots: training rows in the prompt of a base without the expected form; 0: it is not asked
         reuse: False: generate saved answers again
         server: address of a server; None: load models
         served: name of the model on the server; None: the only one
