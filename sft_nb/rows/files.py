@@ -156,6 +156,10 @@ def _whole_text(path:Path)->str:
     if len(text) > _MOST_CHARACTERS: raise _too_long_error(str(path), path)
     return text
 
+def _fault_of_json(e:Exception)->str:
+    "The fault of a line without its number, which is 1 for each"
+    return f"{e.msg.removesuffix(' at')} at character {e.colno}" if isinstance(e, json.JSONDecodeError) else str(e)[:80]
+
 def read_json_lines(path:Path)->Iterator[tuple[int,dict|SftError]]:
     "Yield number and object of each line that is not empty, or the error for a broken line"
     with _open_text(path) as f:
@@ -167,7 +171,7 @@ def read_json_lines(path:Path)->Iterator[tuple[int,dict|SftError]]:
                 if i == 1: refuse_columns(content, path)
                 row = normalise_row(content, place)
             except (ValueError, RecursionError) as e:
-                found = f"this is not valid JSON ({str(e)[:80]}): {line.strip()[:60]}"
+                found = f"this is not valid JSON ({_fault_of_json(e)}): {shorten(line.strip(), 60)}"
                 fix = command(f"sed -n {i}p {shell_quote(path)}")
                 row = SftError(place, found, "one JSON object on each line", fix)
             yield i, row
