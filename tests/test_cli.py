@@ -440,6 +440,23 @@ sys.exit(console.main())
 """
 
 
+WRITES_A_FILE = """
+import sys
+from pathlib import Path
+from sft_nb.cli import console
+console.COMMANDS["config"] = lambda args: Path(sys.argv[2]).write_text("x") and 0
+sys.exit(console.main())
+"""
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o777, 0o600), (0o227, 0o640), (0o022, 0o644)])
+def test_what_it_writes_is_ones_own_to_read_and_change(umask, mode, tmp_path):
+    "A umask that keeps files from their owner would make a folder of which the next step can write nothing"
+    command = [sys.executable, "-c", WRITES_A_FILE, "config", str(tmp_path/"x")]
+    assert subprocess.run(command, umask=umask, timeout=60).returncode == 0
+    assert (tmp_path/"x").stat().st_mode & 0o777 == mode
+
+
 @pytest.mark.parametrize("times", (1, 2))
 def test_ctrl_c_waits_for_an_import_and_a_second_one_does_not(times, tmp_path):
     kill = "os.kill(os.getpid(), signal.SIGINT)\n"

@@ -131,6 +131,7 @@ def main(
     "The console script"
     if args is None:
         own_this_process()
+        os.umask(os.umask(0o077) & 0o077)   # whoever runs it can read and change what it writes
         _replace_handler(signal.default_int_handler, _stop_after_import)
         args = sys.argv[1:]
     with keep_output(errors=BrokenPipeError), fix_language("shell"), \
