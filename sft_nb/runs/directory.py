@@ -615,12 +615,16 @@ def progress(self:Run)->Progress:
 def checkpoint(self:Run,
     timeout:float=0.,   # seconds to wait for it; 0: only request it
 )->Path|None:           # the new checkpoint; None: not saved yet
-    "Request a checkpoint after this step; ConfigError if no process trains it"
+    "Request a checkpoint after this step; ConfigError if no process trains it, or a suspended one"
     check_links(self.path)
     check_permissions(self, self.path)
     if self.state not in ACTIVE:
         fix = command("sft_nb runs", "list_runs()") if self.state == "finished" else resume_command(self)
         raise ConfigError(f"run {self.name!r}", f"it is {self.state}", "", fix)
+    who = self.trainer()
+    if who is not None and who.is_suspended:
+        found, fix = f"{who} trains it and is suspended (Ctrl-Z, SIGSTOP)", command(f"kill -CONT {who.pid}")
+        raise ConfigError(f"run {self.name!r}", found, "a process that takes steps", fix)
     before, until = {*self.checkpoints()}, time.monotonic() + timeout
     (self.path/CHECKPOINT_ASKED).touch()
     while True:

@@ -188,7 +188,7 @@ class Run(Viewable):
         """Phase and steps of the training; the phase is empty if no process is training"""
 
     def checkpoint(self, timeout: float=0.0) -> Path | None:
-        """Request a checkpoint after this step; ConfigError if no process trains it
+        """Request a checkpoint after this step; ConfigError if no process trains it, or a suspended one
         
         Args:
             timeout: seconds to wait for it; 0: only request it"""

@@ -63,6 +63,14 @@ class Process:
         if not self.here: return None
         return _start_time(self.pid) == self.began
 
+    @property
+    def is_suspended(self)->bool:
+        "Does it wait for SIGCONT, as after Ctrl-Z? False if that cannot be seen from here"
+        if not self.is_alive: return False
+        import psutil
+        try: return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+        except psutil.Error: return False   # it has just ended
+
     def __str__(self):
         if self.here: return f"process {self.pid}"
         where = "in another container" if self.host == socket.gethostname() else f"on {self.host}"
@@ -356,6 +364,8 @@ def end(
     try: found[0].send_signal(signal.SIGTERM)
     except psutil.NoSuchProcess: pass
     except psutil.AccessDenied as e: raise PermissionError(1, "it belongs to another user") from e
+    for p in family:   # one that is suspended by Ctrl-Z would not notice the request
+        with suppress(psutil.Error): p.send_signal(signal.SIGCONT)
     if timeout is None: return False
     _, alive = psutil.wait_procs(family, timeout=timeout)
     for p in _with_children({p.pid for p in alive}):   # including processes started in the meantime

@@ -15,6 +15,7 @@ from ..base.files import read_bytes, read_json
 from ..base.report import why_unreadable
 from .checkpoint import step_of, weights_digest, whole_checkpoints
 from .metrics import from_line
+from .process import read_process
 from .status import ACTIVE
 
 # %% ../../nbs/10_runs/08_summary.ipynb #bcc6d9a7
@@ -73,13 +74,15 @@ def summary(
     guards = ", ".join(read(names_of_guards, "guards.json", run.path/"guards.json"))
 
     state = run.state if status.state in ACTIVE else status.state
-    newest = None   # the step at which it would resume
+    newest, reason = None, status.reason   # the step at which it would resume
+    who = read_process(run.path/"owner.json") if state in ACTIVE else None
+    if who is not None and who.is_suspended: reason = f"suspended; kill -CONT {who.pid} continues it"
     if state in ("killed", "failed", "stopped"):
         newest = max(map(step_of, whole_checkpoints(run.path/"checkpoints")), default=None)
     line = dict(
         run=run.name, state=state, step=max(status.step, logged["step"] or 0), checkpoint=newest, loss=logged["loss"],
         best_eval_loss=logged["best_eval_loss"], **scores, seconds=logged["seconds"], guards=guards,
-        reason=status.reason.replace("\n", " ")[:60], damage="; ".join(damage), **about, time=status.time)
+        reason=reason.replace("\n", " ")[:60], damage="; ".join(damage), **about, time=status.time)
     return {name: escape_controls(v) if isinstance(v, str) else v for name, v in line.items()}
 
 # %% ../../nbs/10_runs/08_summary.ipynb #50811d1e

@@ -18,6 +18,7 @@ from sft_nb.runs import process
 from sft_nb.runs.locate import find_target
 from sft_nb.runs.directory import Run, check_free, check_links, create_run, open_run, reserve_name, start_process
 from sft_nb.runs.status import write_json
+from sft_nb.runs.summary import summary
 from sft_nb.runs.process import (
     SignalListener, SIGNALS, record_launcher, process_of, read_process, reserve, start, take_lock)
 from sft_nb.training.launch import launch
@@ -185,6 +186,18 @@ def test_the_process_that_holds_it_is_asked(run, bystander):
     assert (run.status.stopped_by, run.status.reason) == ("SIGTERM", "a stop was requested")
     run.set_status("stopped", reason="SIGTERM", stopped_by="SIGTERM")   # sent by the system, at another time
     assert run.status.reason == "SIGTERM"
+
+
+def test_one_that_is_suspended_says_so_and_is_stopped_at_once(run):
+    "Ctrl-Z: a request would not be noticed, and stop would wait, then kill it without a checkpoint"
+    training = holder(run)
+    training.send_signal(signal.SIGSTOP)
+    while not run.trainer().is_suspended: time.sleep(.05)
+    assert summary(run)["reason"] == f"suspended; kill -CONT {training.pid} continues it" and run.state == "running"
+    says = f"process {training.pid} trains it and is suspended .*Fix: kill -CONT {training.pid}"
+    with pytest.raises(ConfigError, match=says): run.checkpoint(timeout=60)
+    assert run.stop(timeout=60) == "stopped" and training.wait() == 0
+    assert run.status.reason == "a stop was requested" and summary(run)["reason"] == run.status.reason
 
 
 def test_a_number_that_another_process_has_now_is_not_signalled(run, bystander):
