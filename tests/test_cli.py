@@ -467,6 +467,16 @@ def test_ctrl_c_waits_for_an_import_and_a_second_one_does_not(times, tmp_path):
     assert (done.returncode, done.stdout.strip(), done.stderr.strip()) == (130, *told)
 
 
+def test_a_command_that_is_done_with_its_last_import_ends_as_it_would(tmp_path):
+    "Its exit is slower than the alarm that looks whether the import is over"
+    (tmp_path/"interrupted.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    script = CTRL_C_IN_AN_IMPORT.replace("time.sleep(9)", "return 0") + "\n"
+    script = script.replace("sys.exit(console.main())", "code = console.main()\ntime.sleep(.2)\nsys.exit(code)")
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path), "config"], capture_output=True, text=True,
+                          timeout=60)
+    assert (done.returncode, done.stderr.strip()) in ((0, ""), (130, "sft_nb: stopped"))
+
+
 def test_ctrl_c_in_the_evaluation_says_that_the_training_is_finished(trained, capsys):
     for by, code in (("", 130), ("SIGTERM", 143)):
         e = KeyboardInterrupt()

@@ -123,7 +123,9 @@ def _stop_after_import(number:int, frame)->None:
 def _replace_handler(before, after)->None:
     "Another handler of Ctrl-C, if it has the one before: not under nohup, or in a thread"
     is_main = threading.current_thread() is threading.main_thread()
-    if is_main and signal.getsignal(signal.SIGINT) is before: signal.signal(signal.SIGINT, after)
+    if not is_main or signal.getsignal(signal.SIGINT) is not before: return
+    signal.setitimer(signal.ITIMER_REAL, 0)   # without its handler, the alarm of `_stop_after_import` ends the process
+    signal.signal(signal.SIGINT, after)
 
 def main(
     args:list[str]|None=None,  # None: the command line
