@@ -195,11 +195,12 @@ def is_metadata(name:str)->bool:
 
 # %% ../../nbs/16_extras/25_column_roles.ipynb #5b6fbcb5
 _GOOD_IF_TRUE = frozenset("""
-    accepted approved correct good keep ok pass passed resolved solved success successful useful valid verified
+    acceptable accepted approved correct good keep ok pass passed resolved safe solved success successful usable useful
+    valid verified
     """.split())
 _BAD_IF_TRUE = frozenset("""
-    bad corrupt corrupted deleted discard discarded disliked flagged garbage hallucinated harmful incorrect invalid
-    rejected removed spam toxic unsafe wrong
+    bad corrupt corrupted deleted discard discarded disliked flagged garbage hallucinated harmful incomplete incorrect
+    invalid rejected removed spam toxic truncated unsafe wrong
     """.split())
 _VERDICTS = frozenset("""
     annotation decision evaluation feedback judgement judgment outcome quality rating result review state status

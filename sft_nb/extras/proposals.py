@@ -242,7 +242,8 @@ def _propose_conversations(columns:SampledColumns)->list[dict]:
     for c, kind in columns.kinds.items():
         if kind != "messages" and not alternates(c) or columns.is_metadata(c): continue
         more = {field: k for k in columns.values if (field := field_of(k)) in ("system", "tools") and k != field}
-        found += [dict(messages=c) | more, *(dict(prompt=c, completion=answer) | more for answer in columns.answers())]
+        answers = [*columns.answers(), *(k for k, kind in columns.kinds.items() if kind == "messages" and k != c)]
+        found += [dict(messages=c) | more, *(dict(prompt=c, completion=answer) | more for answer in answers)]
     return found
 
 def _prompt_columns(columns:SampledColumns, answer:str)->list[str]:
