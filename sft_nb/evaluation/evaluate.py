@@ -28,7 +28,7 @@ from ..config.settings import settings_with
 from ..base.extensions import extension, need_extension
 from ..tasks.core import task_of
 from ..tasks.metrics import row_to_score, shown_figures
-from ..tokens.conversations import conversation, read_split
+from ..tokens.conversations import asked_conversation, read_split
 from ..tokens.encode import encode
 from ..tokens.prepare import missing_rows_are_of_the_run, name_task, read_kept
 from ..tokens.tokenizer import load_tokenizer
@@ -200,7 +200,7 @@ def training_rows(target:Target)->list[tuple[dict,list[dict]]]:
     try:
         task = task_of(cfg)
         rows = read_split(cfg, task, "train")
-        chats = [conversation(task, row, place, cfg) for place, row in rows.items()]
+        chats = [asked_conversation(task, row, place, cfg) for place, row in rows.items()]
         return [(row_to_score(task, row, chat), chat) for row, chat in zip(rows.values(), chats) if len(chat) > 1]
     except (SftError, OSError): return []
 
@@ -493,7 +493,7 @@ def held_out(
         rows, left_out, domains = read_kept(cfg, "eval", tokenizer, fingerprint=fingerprint)
     if not rows: raise ConfigError(where, "no rows are held out", "at least one", edit(eval_file="rows.jsonl"))
     task = task_of(cfg)
-    chats = {place: conversation(task, row, place, cfg) for place, row in rows.items()}
+    chats = {place: asked_conversation(task, row, place, cfg) for place, row in rows.items()}
     prompted = {place: row for place, row in rows.items() if len(chats[place]) > 1}
     if not prompted: return rows, left_out, domains
     answered = {place: row for place, row in prompted.items() if has_content(chats[place][-1])}

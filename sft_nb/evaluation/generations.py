@@ -30,7 +30,7 @@ from ..tasks.core import finite_number, Score, Task, task_of
 from sft_nb.tasks.metrics import (
     ClassTable, figure_names, headline_figure, labels_of, measure_answers, row_to_score, score_answer,
     shown_figures)
-from ..tokens.conversations import conversation
+from ..tokens.conversations import asked_conversation
 from ..tokens.encode import encode, encode_prompts
 from ..model.loss import row_losses
 from ..model.generation import continue_tokens, Generation
@@ -554,7 +554,7 @@ def make_questions(
 )->Questions:
     "Rows as prompts; `SftError` for a row without one"
     task = task_of(cfg)
-    chats = [conversation(task, row, where, cfg) for where, row in rows.items()]
+    chats = [asked_conversation(task, row, where, cfg) for where, row in rows.items()]
     are_texts = task.name in _LIKELIHOOD and all(chat[0]["role"] == "text" and len(chat) == 1 for chat in chats)
     for where, chat in zip(rows, chats):
         if len(chat) > 1 or task.name == "text" or are_texts: continue   # texts have a loss
@@ -563,7 +563,7 @@ def make_questions(
 
     examples = None
     if likelihood or task.name in _LIKELIHOOD:
-        examples = [encode({where: chat}, tokenizer) for where, chat in zip(rows, chats)]
+        examples = [encode({where: chat}, tokenizer, turns=cfg.train_on_turns) for where, chat in zip(rows, chats)]
     if cluster is None: clusters = records_of(list(rows.values()), chats)
     elif cluster == "row": clusters = [""] * len(rows)
     else:

@@ -242,8 +242,8 @@ class Case:
         "The rows' own answers, and how the task scores them"
         q, found = self.part("evaluator").questions, []
         for row, chat in list(zip(q.rows.values(), q.chats))[:_MOST_ASKED]:
-            text = chat[-1]["content"]
-            if isinstance(text, str) and len(chat) > 1: found.append((text, q.task.score(text, row)))
+            text, calls = chat[-1]["content"], chat[-1].get("tool_calls")
+            if isinstance(text, str) and len(chat) > 1 and not calls: found.append((text, q.task.score(text, row)))
         return found
 
 # %% ../../nbs/16_extras/50_evidence.ipynb #evd0mod1

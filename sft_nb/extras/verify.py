@@ -31,7 +31,7 @@ from ..runs.directory import check_links, Run
 from ..runs.status import ACTIVE, installed, write_json
 from ..runs.names import named_run
 from ..runs.provenance import base_folder, changes, weights_of
-from ..tokens.conversations import conversation
+from ..tokens.conversations import asked_conversation
 from ..tokens.prepare import prepare, read_kept
 from ..tasks.core import task_of
 from ..evaluation.evaluate import Evaluation
@@ -196,7 +196,7 @@ class Evidence:
         n = e.tuned.n + sum(e.left_out.values())
         cfg = replace(self.cfg, eval_samples=max(n, self.cfg.eval_samples or 0))
         rows, *_ = read_kept(cfg, "eval", tokenizer)
-        chats = {where: conversation(task_of(cfg), row, where, cfg) for where, row in rows.items()}
+        chats = {where: asked_conversation(task_of(cfg), row, where, cfg) for where, row in rows.items()}
         asked = {where: row for where, row in rows.items() if len(chats[where]) > 1} or rows
         asked = dict([*asked.items()][:e.tuned.n])
         if len(asked) < e.tuned.n: raise SftError("held-out rows", f"{len(asked)} are here, of {e.tuned.n}")

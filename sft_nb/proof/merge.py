@@ -29,7 +29,7 @@ from ..config.load import Config
 from ..tasks.core import task_of
 from ..tokens.encode import encode, encode_prompts
 from ..tokens.tokenizer import model_path
-from ..tokens.conversations import conversation
+from ..tokens.conversations import asked_conversation
 from ..tokens.prepare import missing_rows_are_of_the_run, read_kept
 from ..batches.layout import eval_mode
 from ..model.adapter import check_trained, read_adapter, text_path
@@ -454,7 +454,7 @@ def held_out_chats(
     if not rows:
         try: rows, *_ = read_kept(replace(cfg, max_samples=max(n, 64)), "train")
         except SftError: rows = {}   # all of the first training rows are dropped
-    chats = {where: conversation(task_of(cfg), row, where, cfg) for where, row in list(rows.items())[:n]}
+    chats = {where: asked_conversation(task_of(cfg), row, where, cfg) for where, row in list(rows.items())[:n]}
     return {where: chat for where, chat in chats.items() if len(chat) > 1}
 
 # %% ../../nbs/13_proof/00_merge.ipynb #d0d45fff
