@@ -192,7 +192,7 @@ def split_foreign_options(
 # %% ../../nbs/15_cli/00_options.ipynb #op0pla03
 _NAMES_OF_A_RUN = ("model", "model_path", "adapter", "adapter_path", "run")   # in other programs
 
-def _is_run(text:str)->bool:
+def _names_a_run(text:str)->bool:
     return any(os.path.isfile(os.path.join(root, text, "config.json")) for root in ("", "runs"))
 
 def arrange(
@@ -223,8 +223,8 @@ def arrange(
         elif has_places and option is not None and not _takes_many(kind):
             first, texts = [*first, *texts[1:]], texts[:1]
         elif has_places and option is not None:   # --eval-file a.jsonl b.jsonl runs/NAME
-            first += filter(_is_run, texts[1:])
-            texts = [*texts[:1], *(text for text in texts[1:] if not _is_run(text))]
+            first += filter(_names_a_run, texts[1:])
+            texts = [*texts[:1], *(text for text in texts[1:] if not _names_a_run(text))]
         if kind is bool and not is_off and len(texts) == 1 and texts[0].lower() in ("true", "false"):
             name, texts = flag(full if texts[0].lower() == "true" else f"no_{full}"), []
         elif is_off and bool in get_args(kind): name, texts = flag(full), ["False", *texts]

@@ -27,9 +27,9 @@ from ..base.report import as_fix, Fix, pluralise, skipped, SftError, warn
 from ..tokens.encode import encode_prompts
 from ..tokens.template import Template
 from ..batches.layout import text_config
-from ..proof.merge import merge_command, with_system_prompt
+from ..proof.merge import command_to_merge, template_with_system_prompt
 from ..proof.folder import (
-    Expected, failed, flatten_config, Folder, NUMBER_FORMATS, passed, ProofStage, Reference, run_check, stored_as)
+    Expected, failed, flatten_config, Folder, NUMBER_FORMATS, passed, ProofStage, Reference, run_stage, stored_as)
 from .prompt_causes import find_cause, PromptComparison, RenderedPrompt
 
 # %% ../../nbs/16_extras/11_folder_checks.ipynb #92b56156
@@ -143,7 +143,7 @@ def compare_prompts(
     cause = find_cause(PromptComparison(Template(x.bench.tokenizer), answers, rendered, render))
     if cause: return failed(link, *cause, fix, figures)
     ours, theirs = x.bench.tokenizer.chat_template, tokenizer.chat_template
-    if x.system_prompt and ours and theirs == with_system_prompt(ours, x.system_prompt): theirs = ours
+    if x.system_prompt and ours and theirs == template_with_system_prompt(ours, x.system_prompt): theirs = ours
     if other := compare_templates(ours, theirs):
         text = f"these prompts are the same tokens, but the text of the template differs: {other}"
         return failed(link, "template", text, fix, figures)
@@ -162,7 +162,7 @@ def compare_system_prompt(
     rendered = render(question)
     if rendered.n is None: return ProofStage(link, skipped("it counts no tokens", check="system"))
     if rendered.matches(trained): return passed(link, "system", "a question alone gets the rows' system prompt")
-    again = merge_command(run, run/"merged-with-system-prompt", write_system_prompt=True)
+    again = command_to_merge(run, run/"merged-with-system-prompt", write_system_prompt=True)
     fix = as_fix("send it as the first message of each request") | again
     text = f"all training rows begin with the system prompt {system[:60]!r}, and a question alone does not get it"
     return ProofStage(link, warn(text, fix, check="system"))
@@ -490,4 +490,4 @@ def file_stages(
         shape=folder_shape, tokenizer=folder_tokenizer, prompt=folder_prompt, system=folder_system, stop=folder_stop,
         sampling=folder_sampling, context=folder_context, dtype=folder_dtype, tied=folder_tied, weights=folder_weights)
     if not x.system_prompt: del checks["system"]
-    for name, check in checks.items(): yield run_check("folder", name, partial(check, x, f), fix)
+    for name, check in checks.items(): yield run_stage("folder", name, partial(check, x, f), fix)

@@ -24,7 +24,7 @@ from ..tokens.tokenizer import model_path
 from ..batches.layout import text_config
 from ..runs.directory import open_run, Run
 from ..evaluation.evaluate import leaves_base
-from ..proof.folder import Expected, failed, passed, ProofStage, run_check
+from ..proof.folder import Expected, failed, passed, ProofStage, run_stage
 from ..proof.prove import Served
 from .gguf_bases import gguf_package
 from .folder_checks import (
@@ -301,7 +301,7 @@ def gguf_stages(
                   sampling=gguf_sampling, context=gguf_context, shape=gguf_shape, dtype=gguf_dtype, tied=gguf_tied,
                   weights=gguf_weights)
     if not x.system_prompt: del checks["system"]
-    for name, check in checks.items(): yield run_check("gguf", name, partial(check, x, f), convert_again(x, f))
+    for name, check in checks.items(): yield run_stage("gguf", name, partial(check, x, f), convert_again(x, f))
 
 # %% ../../nbs/16_extras/28_gguf_checks.ipynb #gg1ada01
 def _adapter_config(source:Path):
@@ -407,7 +407,7 @@ def gguf_adapter_stages(
         figures = dict(matrices=len(wanted), same=len(same))
         if len(same) == len(wanted) == len(found): return passed("gguf", "adapter", "it is the run's adapter", figures)
         return failed("gguf", "adapter", "its matrices are not those of the run's adapter", fix, figures)
-    yield run_check("gguf", "adapter", check, fix)
+    yield run_stage("gguf", "adapter", check, fix)
 
 class GgufLink:
     "A file of `Served`, as a link of a proof; ConfigError if it cannot be read"

@@ -12,7 +12,7 @@ from itertools import groupby
 
 from ..base.report import SftError
 from ..rows.messages import (
-    as_json, Block, CALL_ROLES, content_text, CONTENT_KEYS, first_present, parse_list, read_blocks, read_flag,
+    json_text, Block, CALL_ROLES, content_text, CONTENT_KEYS, first_present, parse_list, read_blocks, read_flag,
     ROLE_ALIASES, role_of, spelled_role, TEXT_TYPES)
 
 # %% ../../nbs/16_extras/24_message_shapes.ipynb #msh00006
@@ -92,8 +92,8 @@ def _result_message(result:dict)->dict:
     if isinstance(content, list):
         texts = [_text_in(x) for x in content]
         values = [x.get("json", x) if isinstance(x, dict) else x for x in content]
-        content = "\n".join(as_json(x) if text is None else text for x, text in zip(values, texts))
-    elif isinstance(content, dict): content = as_json(content)
+        content = "\n".join(json_text(x) if text is None else text for x, text in zip(values, texts))
+    elif isinstance(content, dict): content = json_text(content)
     named = dict(tool_call_id=id, name=first_present(result, ("name", "toolName")))
     return dict(role="tool", content=content) | {k: v for k, v in named.items() if isinstance(v, str)}
 

@@ -167,7 +167,7 @@ def _config_at(run:Run, step:int)->Config:
     return replace(cfg, max_steps=lengths[0]) if was_extended else cfg
 
 # %% ../../nbs/16_extras/40_replay.ipynb #rpl0wit2
-def _leave_out(bench:Workbench, step:int, rows:Sequence[int])->None:
+def _leave_out_of_step(bench:Workbench, step:int, rows:Sequence[int])->None:
     "Let nothing of these rows be learned in a step; ConfigError for rows that are not in it, or if none remains"
     batches, train = bench.batches, bench.data.train
     micro_batches = batches.micro_batches(step, bench.cfg.gradient_accumulation_steps)
@@ -283,9 +283,9 @@ def _take_steps(bench:Workbench, run:Run, start:Path|None, step:int, logged_at:i
         except _Reached: return observer
         except Exception as e:
             if start is None or trainer.step.micro_batch >= 0 or isinstance(e, SftError): raise
-            raise _not_loadable(run, start, e) from e
+            raise _start_error(run, start, e) from e
 
-def _not_loadable(run:Run, start:Path, error:Exception)->SftError:
+def _start_error(run:Run, start:Path, error:Exception)->SftError:
     "The error for a checkpoint that this installation cannot load"
     packages = read_json_object(run.path/"environment.json").get("packages") or {}
     names = ("torch", "transformers", "peft")
@@ -320,7 +320,7 @@ def replay(
     bench = Workbench(_config_at(run, step), is_resolved=True)
     with missing_rows_are_of_the_run(run.path): bench.make("data")
     check_same_rows(run, bench.data)
-    if without: _leave_out(bench, step, without)
+    if without: _leave_out_of_step(bench, step, without)
     observer = _take_steps(bench, run, start, step, logged_at, learning_rate)
     bench.close()   # the model is no longer needed
     if is_changed and line.get("step") != step: line = {}

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FORMAT_NATS', 'NUMBER_FORMATS', 'GreedyAnswer', 'answer_greedily', 'logprob_differences', 'mean_or_nan', 'Reference',
-           'ProofStage', 'passed', 'failed', 'run_check', 'Folder', 'stored_as', 'flatten_config', 'Expected',
+           'ProofStage', 'passed', 'failed', 'run_stage', 'Folder', 'stored_as', 'flatten_config', 'Expected',
            'lead_where_parting', 'folder_answers', 'folder_stages']
 
 # %% ../../nbs/13_proof/01_folder.ipynb #pf0imp03
@@ -34,7 +34,7 @@ from ..batches.layout import eval_mode
 from ..model.load import quiet
 from ..workbench import Workbench
 from ..runs.directory import Run
-from .merge import dequantise, load_merged, merge_command, merged_model
+from .merge import command_to_merge, dequantise, load_merged, merged_model
 
 # %% ../../nbs/13_proof/01_folder.ipynb #f4ce5b4f
 _TOP_TOKENS = 50   # at each position
@@ -169,7 +169,7 @@ def passed(link:str, check:str, text:str, figures:dict|None=None)->ProofStage:
 def failed(link:str, check:str, text:str, fix:Fix|str, figures:dict|None=None, *, stops:bool=True)->ProofStage:
     return ProofStage(link, fail(text, fix, check=check), figures or {}, stops)
 
-def run_check(
+def run_stage(
     link:str,
     check:str,        # name of the stage if it raises an error
     make:Callable,    # returns a `ProofStage`
@@ -288,7 +288,7 @@ class Expected:
 
     def merge_again(self, folder:Path)->Fix:
         "The command that merges the run again, into another folder"
-        return merge_command(self.run, folder.with_name(f"{folder.stem}-again"))
+        return command_to_merge(self.run, folder.with_name(f"{folder.stem}-again"))
 
 # %% ../../nbs/13_proof/01_folder.ipynb #6cc4358b
 def lead_where_parting(
@@ -309,7 +309,7 @@ def _fails_with_own_settings(x:Expected, f:Folder, model)->ProofStage|None:
     def answer():
         with quiet(): model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=1)
     at_fault = f"take {', '.join(more)} out of" if more else "look at"
-    return run_check("folder", "generation", answer, f"{at_fault} {f.path}/generation_config.json")
+    return run_stage("folder", "generation", answer, f"{at_fault} {f.path}/generation_config.json")
 
 def folder_answers(x:Expected, f:Folder)->ProofStage:
     "Does the loaded folder answer as the run's model does?"
@@ -350,5 +350,5 @@ def folder_stages(
     else:
         text = "files and tensors are not compared: that needs sft_nb.extras"
         yield ProofStage("folder", skipped(text, command(REINSTALL), check="files"))
-    yield run_check("folder", "answers", partial(folder_answers, x, f), fix)
+    yield run_stage("folder", "answers", partial(folder_answers, x, f), fix)
 

@@ -26,7 +26,7 @@ from ..runs.locate import name_of_weights
 from ..evaluation.generations import SavedResult
 from .merge import held_out_chats, load_trained
 from .folder import (
-    answer_greedily, Expected, Folder, folder_stages, GreedyAnswer, ProofStage, Reference, run_check)
+    answer_greedily, Expected, Folder, folder_stages, GreedyAnswer, ProofStage, Reference, run_stage)
 
 # %% ../../nbs/13_proof/02_prove.ipynb #17e85992
 _OPEN_ENDED = ("Hello", "Write a few sentences about a day that you liked, and why you liked it.")
@@ -218,7 +218,7 @@ def prove(
         found = []
         def answer():
             found.append(answer_as_reference(bench, run, source, prompts=prompts, max_new_tokens=max_new_tokens))
-        stage = run_check("adapter", "answers", answer, f"look at the {learned} in {source}, and at its base")
+        stage = run_stage("adapter", "answers", answer, f"look at the {learned} in {source}, and at its base")
         if stage is not None: return _save_proof(Proof(run.name, checkpoint, [stage], is_full), run)
         reference, = found
         x = Expected(bench, source, run.path, reference, quantised)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TEXT_TYPES', 'LOSS_FLAGS', 'ROLE_KEYS', 'CONTENT_KEYS', 'REASONING_KEYS', 'CALL_ROLES', 'ROLE_ALIASES', 'is_missing',
            'is_blank', 'is_empty', 'are_texts', 'first_present', 'Block', 'read_blocks', 'content_text', 'parse_value',
-           'as_json', 'parse_list', 'parse_tools', 'read_flag', 'spelled_role', 'role_of', 'normalise_message',
+           'json_text', 'parse_list', 'parse_tools', 'read_flag', 'spelled_role', 'role_of', 'normalise_message',
            'is_normalised', 'normalise_messages']
 
 # %% ../../nbs/02_rows/02_messages.ipynb #mess0003
@@ -106,7 +106,7 @@ def parse_value(
         found = f"{name} cannot be read as JSON ({str(e)[:60]}): {x[:60]}"
         raise SftError("row", found, "JSON", f"write {name} as valid JSON") from e
 
-def as_json(
+def json_text(
     x,   # a table may hold dates
 )->str:
     "A value as JSON"

@@ -100,7 +100,7 @@ def name_columns(
     cfg:Config|None=None,
 )->Fix:
     "The fix for rows whose columns have other names; the extras propose columns, tried on these rows"
-    if proposals := extension("proposals"): return proposals.name_columns(task, rows, cfg)
+    if proposals := extension("proposals"): return proposals.propose_names(task, rows, cfg)
     if not task.fields: return how_to_read(rows)
     return as_fix(f"name the columns in {{fields}}: {' '.join(f'{f}=...' for f in task.fields)}")
 

@@ -169,7 +169,7 @@ def build_trainer(
 
     guards, recorder = Guards(bench, run, stop), Recorder(run, bench.data)
     kind = SupervisedTrainer
-    if bench.cfg.fsdp: kind = need_extension("parallelism", "fsdp").sharded(kind)
+    if bench.cfg.fsdp: kind = need_extension("parallelism", "fsdp").sharded_trainer(kind)
     trainer = kind(bench, run, guards=guards, recorder=recorder, stop=stop, checkpoint=checkpoint)
     if is_main:
         if why := trainer.why_balanced:
