@@ -385,12 +385,7 @@ def parse_own(
     return SimpleNamespace(**values)   # without the groups
 
 # %% ../../nbs/15_cli/00_options.ipynb #8c2ba8b6
-def parse(
-    command:str,
-    args:list[str],
-    own:dict[str,Option],
-    *, summary:str,
-)->tuple[Any,Config]:
+def parse(command:str, args:list[str], own:dict[str,Option], *, summary:str)->tuple[Any,Config]:
     "A command's own options, and the config with the sources of its values"
     args, foreign = split_foreign_options(args)
     name, names = config_name(args), named_settings(args)

@@ -230,11 +230,7 @@ def detectable_in_words(d:Difference)->str:
     if d.smallest == math.inf: return f"{rows} cannot show any difference"
     return f"{rows} can show a difference of {d.size(d.smallest)}"
 
-def change_in_words(
-    figure:str,
-    base:Scores,
-    tuned:Scores,
-)->str:
+def change_in_words(figure:str, base:Scores, tuned:Scores)->str:
     "A figure of both models; a loss also as perplexity: e to the loss of a token"
     before, after = base.overall(figure), tuned.overall(figure)
     text = f"{figure} {format_change(before, after)}"
@@ -597,10 +593,7 @@ def _rows_of_fuller(run:Run, e:Evaluation, file:Path)->int:
     if known is None or known.by != e.by or known.tuned.n <= e.tuned.n or known.outdated(run): return 0
     return known.tuned.n
 
-def save_evaluation(
-    e:Evaluation,
-    evaluator:Evaluator,
-)->None:
+def save_evaluation(e:Evaluation, evaluator:Evaluator)->None:
     "Write it into its run, if it has one, with the score by which checkpoints are kept"
     run = evaluator.target.run
     if run is None: return

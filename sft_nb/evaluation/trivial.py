@@ -211,10 +211,7 @@ class Baselines:
         return cls(d["by"], [Trivial(**t) for t in d["trivial"]], d["few_shot"] and Scores.from_dict(d["few_shot"]),
                    d["shots"], d["seconds"])
 
-def find_trivial(
-    tuned:Scores,
-    baselines:Baselines|None,
-)->list[Finding]:
+def find_trivial(tuned:Scores, baselines:Baselines|None)->list[Finding]:
     "Findings: one answer to most questions, and a model that is not better than a trivial answer"
     out, fix = [], "another {learning_rate}, more steps, or look at the labels: sft_nb data"
     given = [answer_of(a.text).strip() if a.got is None else a.got for a in tuned.answers]

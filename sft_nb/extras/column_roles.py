@@ -100,9 +100,7 @@ def has_role(
 # %% ../../nbs/16_extras/25_column_roles.ipynb #cro00009
 _NEUTRAL = {"text", "content", "body", "message", "pretokenized"}   # words that tell no role at the end of a name
 
-def is_mixed_name(
-    name:str,
-)->bool:
+def is_mixed_name(name:str)->bool:
     "Is an English word for an answer only a part of the name, as in sql_prompt, sql_complexity, input_output?"
     words = [_singular_forms(word) for word in column_words(name) if word.isalpha() and word not in _NEUTRAL]
     answer, question = ({*_VOCABULARY[role][0]} for role in ("answer", "question"))
@@ -138,9 +136,7 @@ _SEVERAL = {   # of columns of these names with numbers, each is an answer; othe
     *"response resp reply completion output generation solution translation summary conversation".split(),
     *"losung loesung ausgabe sortie salida".split()}
 
-def column_groups(
-    names:list[str],
-)->dict[str,list[str]]:
+def column_groups(names:list[str])->dict[str,list[str]]:
     "The name without the number or letter at its end -> several columns that have it in common"
     def stem(c):
         name = str(c)

@@ -177,9 +177,7 @@ NEUTRAL = dict(   # setting of generation_config.json -> values that do not chan
     bad_words_ids=(None, []), suppress_tokens=(None, []), begin_suppress_tokens=(None, []),
     sequence_bias=(None, {}, []), forced_bos_token_id=(None,), forced_eos_token_id=(None,), stop_strings=(None, "", []))
 
-def sampling_settings(
-    generation_config:dict,
-)->dict:
+def sampling_settings(generation_config:dict)->dict:
     "The settings that would change a greedy answer"
     return {k: v for k, v in generation_config.items() if k in NEUTRAL and v not in NEUTRAL[k]}
 

@@ -89,10 +89,7 @@ def _unreadable_file(path:Path, found:str)->ConfigError:
     kind = ConfigError if path.exists() else MissingPathError
     return kind(f"GGUF file {str(path)!r}", found, "a file that llama.cpp's converter wrote", convert)
 
-def convert_again(
-    x:Expected,
-    f:Gguf,
-)->Fix:
+def convert_again(x:Expected, f:Gguf)->Fix:
     "llama.cpp's converter, on the merged folder"
     return command(f"python convert_hf_to_gguf.py {shell_quote(x.run/'merged')} --outfile {shell_quote(f.path)}")
 
@@ -292,10 +289,7 @@ def gguf_weights(x:Expected, f:Gguf)->ProofStage:
     return passed("gguf", "weights", "matrices are those of the run", figures)
 
 # %% ../../nbs/16_extras/28_gguf_checks.ipynb #36270c81
-def gguf_stages(
-    x:Expected,
-    f:Gguf,
-)->Iterator[ProofStage]:
+def gguf_stages(x:Expected, f:Gguf)->Iterator[ProofStage]:
     "Metadata and matrices"
     checks = dict(tokenizer=gguf_tokenizer, prompt=gguf_prompt, system=gguf_system, stop=gguf_stop,
                   sampling=gguf_sampling, context=gguf_context, shape=gguf_shape, dtype=gguf_dtype, tied=gguf_tied,
@@ -389,10 +383,7 @@ def gguf_adapter(
     return out
 
 # %% ../../nbs/16_extras/28_gguf_checks.ipynb #gg1ada02
-def gguf_adapter_stages(
-    x:Expected,
-    f:Gguf,
-)->Iterator[ProofStage]:
+def gguf_adapter_stages(x:Expected, f:Gguf)->Iterator[ProofStage]:
     "Are the matrices of a GGUF adapter those of the run's?"
     run = open_run(x.run)
     fix = command(f"sft_nb merge {shell_quote(run.path)} --out {shell_quote(f.path)}",

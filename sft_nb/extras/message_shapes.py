@@ -31,9 +31,7 @@ BLOCK_KEYS = {   # keys of a block that are read
     "type", "thought", "json", "lc", "data", "kwargs", *_BLOCK_KINDS, *_BLOCK_TEXT, *_CALL_KEYS,
     *_RESULT_ID, *_RESULT_CONTENT}
 
-def block_kind(
-    name,
-)->str|None:
+def block_kind(name)->str|None:
     "The kind of a block from the name in its `type`, or from its key; None for another, or for what is no text"
     return _BLOCK_KINDS.get(name) if isinstance(name, str) else None
 
@@ -43,9 +41,7 @@ def _text_in(x)->str|None:
     texts = [_text_in(part) for part in x] if isinstance(x, list) and x else [x]
     return "\n".join(texts) if all(isinstance(text, str) for text in texts) else None
 
-def read_block(
-    part,
-)->Block|None:
+def read_block(part)->Block|None:
     "A block of a content; None for one that is neither text, reasoning, a call nor a result"
     if not isinstance(part, dict): return None
     spelled, value = part.get("type"), part
@@ -122,9 +118,7 @@ def _with_role(m):
     if role is None or not isinstance(inner, dict) or "content" not in inner: return m
     return {k: v for k, v in inner.items() if k not in ("type", "id")} | dict(role=role)
 
-def split_turns(
-    messages:list,
-)->list:
+def split_turns(messages:list)->list:
     "Messages from LangChain's, named ones, and turns of two: objects with a key for each role"
     out = []
     for m in map(_with_role, messages):

@@ -311,9 +311,7 @@ def measure_rows(
 def _cut_text(text:str, most:int=44)->str:
     return shorten(" ".join(text.split()), most)
 
-def rows_table(
-    rows:list[MeasuredRow],
-)->Table:
+def rows_table(rows:list[MeasuredRow])->Table:
     "Training rows: with their figures, or with what they are near in"
     def own(r:MeasuredRow)->dict:
         if not r.near: return dict(row=r.row, doubt=f"{r.doubt:.1f}", loss=f"{r.loss:.3g}", entropy=f"{r.entropy:.3g}")

@@ -192,9 +192,7 @@ class OtherTools(KnownNames):
         return other_tool_error(values, where, [tool.title for tool in TOOLS.values()])
 
 # %% ../../nbs/16_extras/05_other_tools.ipynb #24b53447
-def describe_meanings(
-    meanings:Meanings,
-)->str:
+def describe_meanings(meanings:Meanings)->str:
     "The meaning of each value, in words: `'best': load_best_model_at_end = True; any other: …`"
     shown = {}
     for value, meaning in meanings.items():

@@ -187,9 +187,7 @@ def check_system_prompt(served:ServedModel)->ProofStage:
 
 LOOK_AT_SERVER = as_fix("look at the server's log")
 
-def prompt_stages(
-    served:ServedModel,
-)->Iterator[ProofStage]:
+def prompt_stages(served:ServedModel)->Iterator[ProofStage]:
     "Which model it is, its tokens, its prompt, its context"
     server = served.server
     kind = server.kind or "a server of OpenAI's API"
@@ -383,9 +381,7 @@ def check_sampling(served:ServedModel)->ProofStage:
     text = "without a temperature it samples, and the run was scored without sampling"
     return failed("server", "sampling", text, _SEND_TEMPERATURE, figures)
 
-def answer_stages(
-    served:ServedModel,
-)->Iterator[ProofStage]:
+def answer_stages(served:ServedModel)->Iterator[ProofStage]:
     "Reasoning, weights, precision, end, texts, sampling"
     checks = dict(thinking=check_reasoning, adapter=check_adapter, precision=check_precision, stop=check_stop,
                   texts=check_texts, sampling=lambda served, replies: check_sampling(served))

@@ -277,11 +277,7 @@ def _check_vocabulary(n:int, rows:int, cfg:Config)->None:
 
 # %% ../../nbs/06_model/06_load.ipynb #8dcdaddb
 @torch.no_grad()
-def fit_vocabulary(
-    model,
-    tokenizer,
-    cfg:Config,
-)->None:
+def fit_vocabulary(model, tokenizer, cfg:Config)->None:
     "Give new tokens their rows, and tell the model which tokens pad and end; ConfigError for another model's tokenizer"
     n, rows = len(tokenizer), model.get_input_embeddings().weight.shape[0]
     _check_vocabulary(n, rows, cfg)

@@ -126,9 +126,7 @@ def autocast_forward(
 # %% ../../nbs/06_model/02_precision.ipynb #b4177e0b
 def _is_norm(module)->bool: return "norm" in type(module).__name__.lower()
 
-def norms_to_float32(
-    model:torch.nn.Module,
-)->Repair:
+def norms_to_float32(model:torch.nn.Module)->Repair:
     "Cast the weights of all norms to float32; the model then needs `autocast_forward`"
     norms = [m for m in model.modules() if _is_norm(m)]
     return _cast_in_place([p for m in norms for p in m.parameters(recurse=False)], torch.float32, "norms")

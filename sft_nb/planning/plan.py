@@ -216,10 +216,7 @@ def decisions(
         gradient_accumulation_steps=_explain_accumulation(planner, chosen))
 
 # %% ../../nbs/07_planning/05_plan.ipynb #13b1c43a
-def findings(
-    plan:Plan,
-    cfg:Config,
-)->list[Finding]:
+def findings(plan:Plan, cfg:Config)->list[Finding]:
     "Does it fit, and what to change if not"
     gib, free = plan.total / 2**30, plan.device.gib
     training = plan.training / 2**30

@@ -228,10 +228,7 @@ def held(self:Planner, method:str)->dict[str,int]:
     return self.sharded.divided_bytes(model, optim, self.division) if self.sharded else static_bytes(model, optim)
 
 @patch
-def parts(self:Planner,
-    method:str,
-    step:Step,
-)->dict[str,int]:
+def parts(self:Planner, method:str, step:Step)->dict[str,int]:
     "Bytes by part at the peak of training"
     fixed, sharded = self.held(method), self.sharded
     whole = self.cfg.optim == "adamw_torch" and self.device.kind != "cuda"   # one kernel does everything there
@@ -246,9 +243,7 @@ def parts(self:Planner,
     return fixed | dict(activations=step.activations, working=working, outside=outside)
 
 @patch
-def evaluation(self:Planner,
-    method:str,
-)->int:
+def evaluation(self:Planner, method:str)->int:
     "Peak bytes of an evaluation; 0 without one"
     rows = self.rows.held_out[:self.cfg.per_device_eval_batch_size]
     if not self.cfg.eval_steps or not rows: return 0
@@ -370,9 +365,7 @@ def budget_for_whole_steps(self:Planner,
     return max(self.rows.train[0], min(budget, int(budget * wanted / (passes * in_a_pass))))
 
 @patch
-def with_whole_steps(self:Planner,
-    c:Candidate,
-)->Candidate:
+def with_whole_steps(self:Planner, c:Candidate)->Candidate:
     "The candidate with a smaller budget, if passes of `c.budget` tokens do not add up to the wanted rows"
     def miss(budget): return abs(self.rows_per_step(budget)[0] / self.rows_in_a_step - 1)
     best = budget = c.budget
@@ -432,9 +425,7 @@ def fits(self:Planner, c:Candidate)->bool:
     if not self.device.holds(c.total, c.host) or c.total > self.limit(c.way.method): return False
     return len(self.methods) == 1 or c.way.method != "lora" or self.evaluation("lora") <= self.limit("lora")
 
-def choose(
-    planner:Planner,
-)->Candidate:
+def choose(planner:Planner)->Candidate:
     "The fastest candidate that fits, or the smallest if none does; raises the first error if none can be simulated"
     seen, planner.failed = [], {}
     planner.seen = seen

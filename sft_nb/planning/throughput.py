@@ -75,11 +75,7 @@ class MemoryStrategy:
         on = [f.name for f in fields(self)[1:] if getattr(self, f.name)]
         return self.method + (" with " + " and ".join(on) if on else "")
 
-def waiting_bytes(
-    facts:SpeedFacts,
-    batch:BatchLengths,
-    way:MemoryStrategy,
-)->int:
+def waiting_bytes(facts:SpeedFacts, batch:BatchLengths, way:MemoryStrategy)->int:
     "Bytes of a pass that are kept in host memory"
     if not way.offloading: return 0
     numbers = facts.hidden   # input of a layer

@@ -340,10 +340,7 @@ def folder_answers(x:Expected, f:Folder)->ProofStage:
     text = f"its log-probabilities are {to_tuned:.2g} nats off, and its format explains {limit:.2g}"
     return failed("folder", "answers", text, fix, figures)
 
-def folder_stages(
-    x:Expected,
-    f:Folder,
-)->Iterator[ProofStage]:
+def folder_stages(x:Expected, f:Folder)->Iterator[ProofStage]:
     "Files, tensors, answers"
     fix = x.merge_again(f.path) | f"look at the files in {f.path}"
     if checks := extension("folder_checks"): yield from checks.file_stages(x, f, fix)

@@ -155,9 +155,7 @@ class Proof(SavedResult):
                     data=own_fields(self) | more)
 
 # %% ../../nbs/13_proof/02_prove.ipynb #fd34df81
-def until_broken(
-    *links:Iterator[ProofStage],
-)->list[ProofStage]:
+def until_broken(*links:Iterator[ProofStage])->list[ProofStage]:
     "The stages in order, up to the first broken one that stops the comparison"
     seen = []
     for stage in chain(*links):

@@ -278,9 +278,7 @@ def set_status(self:Run,
     write_json(self.path/"status.json", now.to_dict())
 
 @patch
-def keep(self:Run,
-    cfg:Config,
-)->None:
+def keep(self:Run, cfg:Config)->None:
     "Replace config.json"
     save_config(with_absolute_paths(cfg), self.path/"config.json")
 
@@ -476,9 +474,7 @@ def best(self:Run)->str|None:
     return self.lowest_loss() if figure == "loss" else None
 
 # %% ../../nbs/10_runs/09_directory.ipynb #a3612970
-def can_resume(
-    run:Run,
-)->None:
+def can_resume(run:Run)->None:
     "ConfigError if there is nothing to resume, or a process trains it"
     state = run.state
     if state == "finished":
@@ -707,9 +703,7 @@ def _ipython_display_(self:Run)->None:
     extension("run_panel")(self)._ipython_display_()
 
 # %% ../../nbs/10_runs/09_directory.ipynb #af42d233
-def plot(
-    run:Run|str|Path,
-)->"Figure":
+def plot(run:Run|str|Path)->"Figure":
     "The loss curve"
     run = run if isinstance(run, Run) else Run(named_run(run))
     return curve(run.metrics(), run.name)

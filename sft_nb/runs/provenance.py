@@ -58,9 +58,7 @@ def _saved_settings(run)->dict:
     "The settings in config.json, as they are written"
     return json.loads((run.path/"config.json").read_text(encoding="utf-8"))["config"]
 
-def record_provenance(
-    run,
-)->None:
+def record_provenance(run)->None:
     "Write origin.json, once"
     if (run.path/"origin.json").exists(): return
     folder = base_folder(**run.config.values(base_folder))
@@ -83,9 +81,7 @@ def _changed_items(was:dict, now:dict)->dict:
     "Name -> (was, is), for names that both have"
     return {k: (was[k], now[k]) for k in was if k in now and was[k] != now[k]}
 
-def changes(
-    run,
-)->Changes:
+def changes(run)->Changes:
     "Compare a run with its origin.json; of a run from before there was one, only versions"
     versions, recorded, here = {}, read_json_object(run.path/"environment.json"), environment()
     if isinstance(recorded.get("packages"), dict):

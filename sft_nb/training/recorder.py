@@ -122,9 +122,7 @@ def saves_better_loss(run:Run)->bool:
 
 class EarlyStoppingByScore(TrainerCallback):
     "Early stopping by a score of the generated answers"
-    def __init__(self,
-        run:Run,
-    ):
+    def __init__(self, run:Run):
         self.run, cfg = run, run.config
         self.figure, self.patience = cfg.metric_for_best_model, cfg.early_stopping_patience
         self.requested = chooses_best(run)
