@@ -206,9 +206,7 @@ def sparkline(
     return "".join(" ▁▂▃▄▅▆▇█"[int(-(-8 * n // top))] for n in counts)
 
 # %% ../../nbs/00_base/02_display.ipynb #fac0siz2
-def format_bytes(
-    n:int,   # bytes
-)->str:
+def format_bytes(n:int)->str:
     "`1.25 GiB`, `16.4 MiB`, `3 KiB`"
     if n >= 2**30: return f"{n / 2**30:.2f} GiB"
     if n >= 2**20: return f"{n / 2**20:.1f} MiB"

@@ -195,11 +195,7 @@ _NAMES_OF_A_RUN = ("model", "model_path", "adapter", "adapter_path", "run")   # 
 def _names_a_run(text:str)->bool:
     return any(os.path.isfile(os.path.join(root, text, "config.json")) for root in ("", "runs"))
 
-def arrange(
-    args:list[str],
-    own:dict[str,Option],
-    base:Config|None=None,   # with settings
-)->list[str]:
+def arrange(args:list[str], own:dict[str,Option], base:Config|None=None)->list[str]:
     """A command line in full names, with the words that no option takes in front, where a run is named
 
     `--use_wandb False` becomes `--no-wandb`, and `evaluate --model runs/NAME` becomes `evaluate runs/NAME`."""

@@ -441,9 +441,7 @@ _NUMBER_OF_ROWS = ("n", "rows", "n_rows", "num_rows", "max_rows", "limit", "samp
                    "max_samples", "max_eval_samples")   # names in other tools
 _SETTINGS = settings_with("for_evaluation")
 
-def evaluation_settings(
-    settings:dict,   # as given
-)->dict:
+def evaluation_settings(settings:dict)->dict:
     "The settings by the names of the config; ConfigError for one that an evaluation does not have"
     found = {_ALSO.get(name, name): value for name, value in settings.items() if value is not None}
     for name, value in found.items():

@@ -265,11 +265,7 @@ def paired(
     d = difference(base.contributions(by), tuned.contributions(by), clusters=tuned.clusters)
     return with_unit(d, by, base, tuned)
 
-def with_unit(
-    d:Difference,
-    by:str,
-    *scores:Scores,   # scores of the compared models
-)->Difference:
+def with_unit(d:Difference, by:str, *scores:Scores)->Difference:
     "A copy of the difference with the unit of its figure"
     def is_shared(s:Scores)->bool:
         values = s.values(by)

@@ -69,9 +69,7 @@ def _singular_forms(word:str)->set[str]:
     if word == "news": return {word}
     return {word, word.removesuffix("s"), word.removesuffix("es"), re.sub("ies$", "y", word)}
 
-def singular_words(
-    name,   # of a column
-)->set[str]:
+def singular_words(name)->set[str]:
     "The words of a name, also in the singular"
     return {w for word in column_words(name) for w in _singular_forms(word)}
 
@@ -152,9 +150,7 @@ def names_answers(
     "Is each of several columns with such names an answer to the same question?"
     return bool(singular_words(stem) & _SEVERAL)
 
-def choice_columns(
-    names:list[str],   # names of columns
-)->list[str]:
+def choice_columns(names:list[str])->list[str]:
     "Columns to choose from: choices; sol1 and sol2; option_a and option_b; A, B, C and D"
     found = {c for c in names if singular_words(c) & {"choice", "option", "ending", "candidate"}}
     for stem, group in column_groups(names).items():

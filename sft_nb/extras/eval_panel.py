@@ -178,10 +178,7 @@ def intervals_html(
     return figure_html(fig, "; ".join([f"{title} over steps; base {base[0]:.4g}", *told]))
 
 # %% ../../nbs/16_extras/61_eval_panel.ipynb #evl0htm2
-def reply_of(
-    a:Answer,        # that was kept
-    speaker:str,
-)->Reply:
+def reply_of(a:Answer, speaker:str)->Reply:
     "A stored answer as a reply, word by word; how sure the model was is not stored"
     words = re.findall(r"\S+|\s+", a.text)
     state = "ended" if a.ended else "cut"

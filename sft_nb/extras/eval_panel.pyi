@@ -113,10 +113,7 @@ def intervals_html(points: list[tuple[Any, ...]], base: tuple[Any, ...], names: 
         names: step -> its label: best, lowest loss"""
 
 def reply_of(a: Answer, speaker: str) -> Reply:
-    """A stored answer as a reply, word by word; how sure the model was is not stored
-    
-    Args:
-        a: that was kept"""
+    """A stored answer as a reply, word by word; how sure the model was is not stored"""
 
 def outcome(before: Answer, after: Answer, by: str='accuracy') -> str:
     """The outcome of a row: right or wrong, or another figure

@@ -53,10 +53,7 @@ def _saved_report(run:Run, name:str)->str:
     file = run.path/name
     return Report.load(file)._repr_html_() if file.exists() else ""
 
-def tokens_part(
-    run:Run,
-    rows:int=5,   # at most
-)->str:
+def tokens_part(run:Run, rows:int=5)->str:
     "The first training examples, token by token"
     if rows < 1: return ""
     data = prepare(run.config)

@@ -249,11 +249,8 @@ def kind(self:Server)->str: return self.info.kind
 def context_tokens(self:Server)->int|None: return self.info.context_tokens
 
 # %% ../../nbs/16_extras/10_openai_client.ipynb #87355ff1
-def request_body(
-    conversation:list[dict],
-    template:Template,
-)->tuple[str,dict]:     # the path, and the body
-    "A prompt in the format of OpenAI's API"
+def request_body(conversation:list[dict], template:Template)->tuple[str,dict]:
+    "Path and body of a request: a prompt in the format of OpenAI's API"
     first = conversation[0]
     if first["role"] == "text": return "/v1/completions", dict(prompt="".join(m["content"] for m in conversation))
     if not template.chat: return "/v1/completions", dict(prompt=template.render(conversation, prompt=True))

@@ -411,10 +411,7 @@ def answers_in_batches(self:Decoder, prompts:list[list[int]]):
         else: yield from zip(some, found)
 
 # %% ../../nbs/06_model/08_generation.ipynb #316ecad2
-def check_prompt_lengths(
-    model,
-    prompts:list[list[int]],   # token ids
-)->None:
+def check_prompt_lengths(model, prompts:list[list[int]])->None:
     "`SftError` for a prompt that is longer than the model has positions for"
     limit = position_limit(causal_lm(model).config)
     k, longest = max(enumerate(map(len, prompts), 1), key=itemgetter(1), default=(0, 0))

@@ -123,9 +123,7 @@ class Plan(Viewable):
         verdict = ("it fits", "ok") if self.fits else ("it does not fit", "fail")
         return View(self.title, "", *verdict, findings=self.findings, parts=tables, data=own_fields(self))
 
-    def save(self,
-        path:Path,   # plan.json
-    )->None:
+    def save(self, path:Path)->None:
         "Write the plan as JSON"
         write_atomically(path, json.dumps(self.to_dict(), indent=1) + "\n")
 
@@ -337,10 +335,7 @@ def _with_choices(cfg:Config, new:dict, reasons:dict)->Config:
     sources = cfg.sources | {name: f"plan ({reasons[name]})" for name in new}
     return replace(cfg, **new, sources=sources, planned=cfg.planned | frozenset(new))
 
-def with_plan(
-    cfg:Config,
-    made:Plan,   # a plan for `cfg`
-)->Config:
+def with_plan(cfg:Config, made:Plan)->Config:
     "`cfg` with a value for everything that was `auto`, its reason as the source"
     new = {name: value for name, value in made.settings.items() if getattr(cfg, name) == "auto"}
     steps = made.settings["gradient_accumulation_steps"]
@@ -348,11 +343,7 @@ def with_plan(
     return _with_choices(cfg, new, made.reasons)
 
 # %% ../../nbs/07_planning/05_plan.ipynb #b3bfcd63
-def without_plan(
-    cfg:Config,
-    data:Data,
-    why:str,    # reason why there is no plan
-)->Config:
+def without_plan(cfg:Config, data:Data, why:str)->Config:
     "`cfg` without a plan: padded, with checkpointing on a GPU"
     hardware = find_hardware(**cfg.values(find_hardware))
     shared = cfg.sequence_parallel_size > 1

@@ -470,10 +470,7 @@ def load_merged(
 
 _FOR_IMAGES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
-def template_with_system_prompt(
-    template:str,   # a chat template in Jinja
-    system:str,
-)->str:
+def template_with_system_prompt(template:str, system:str)->str:
     "The template with a system prompt for conversations that have no system message of their own"
     first = f"[{{'role': 'system', 'content': {json.dumps(system, ensure_ascii=False)}}}]"
     return ("{%- if messages and messages[0]['role'] not in ['system', 'developer'] %}"

@@ -330,9 +330,7 @@ def is_honoured(row:dict, name:str)->bool:
 # %% ../../nbs/02_rows/04_columns.ipynb #2051faf9
 _NEVER_HARMLESS = re.compile(f"{_LIKE_FLAGS.pattern}|label")
 
-def are_metadata(
-    names,   # column names
-)->bool:
+def are_metadata(names)->bool:
     "Do all names tell where a row is from or what kind it is? The extras know such names; without them, none does"
     roles, keys = extension("column_roles"), [*map(_key_of, names)]
     if roles is None or any(_NEVER_HARMLESS.search(key.lower()) for key in keys): return False

@@ -67,10 +67,7 @@ def _too_wide_error(n:int, place:str)->SftError:
     return SftError(place, f"there are {n:,} columns", f"at most {_MOST_COLUMNS:,}",
                     "write a file with the columns of the question and the answer, and without the others")
 
-def normalise_row(
-    row,
-    place:str,       # for the error
-)->dict|SftError:
+def normalise_row(row, place:str)->dict|SftError:
     "`row` with values of JSON's types, or the error if it is not a row; the columns of a list are 0, 1, …"
     if isinstance(row, Mapping):
         if len(row) > _MOST_COLUMNS: return _too_wide_error(len(row), place)

@@ -117,10 +117,7 @@ def _parse_python(text:str):
     try: return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, MemoryError, RecursionError): return None
 
-def parse_list(
-    x,
-    name:str,   # as for `parse_value`
-)->list:
+def parse_list(x, name:str)->list:
     "`x` as a list, parsed if it is a string that looks like JSON; `SftError` if it is not a list"
     if isinstance(x, str) and x.lstrip().startswith(("[", "{")):
         text = x
@@ -237,9 +234,7 @@ ROLE_ALIASES = {r: r for r in _ROLES} | dict.fromkeys(CALL_ROLES, "assistant") |
     tool_result="tool", tool_output="tool", environment="tool",
     item="assistant")   # a part of an answer, as in OpenAI's responses
 
-def spelled_role(
-    m,   # a message
-)->str:
+def spelled_role(m)->str:
     "The role of a message in lower case and with underscores, or an empty text"
     spelled = first_present(m, ROLE_KEYS) if isinstance(m, dict) else None
     if isinstance(spelled, str) and spelled in ROLE_ALIASES: return spelled

@@ -171,10 +171,7 @@ def _with_row_flags(messages:list, row)->list:
         messages = [m | {key: flags[i]} if i in flags and isinstance(m, dict) else m for i, m in enumerate(messages)]
     return messages
 
-def require_messages(
-    messages:list[dict],
-    row:dict,   # for the error
-)->list[dict]:
+def require_messages(messages:list[dict], row:dict)->list[dict]:
     "`messages`; `SftError` if there are none"
     if messages: return messages
     found = f"it has no message; its fields are {', '.join(row)}"

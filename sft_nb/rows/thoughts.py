@@ -128,9 +128,7 @@ def opens_thought(
     return prompt.rstrip().endswith((*BLOCKS, "<|channel|>analysis<|message|>"))
 
 # %% ../../nbs/02_rows/01_thoughts.ipynb #tht00014
-def without_thought(
-    answer:str,   # of a row
-)->str:
+def without_thought(answer:str)->str:
     "The answer of a row as it is compared: without its thought, unless it is all there is"
     return answer_of(answer) or answer
 

@@ -96,9 +96,7 @@ class Run(Viewable):
         "The loss curve"
         return plot(self)
 
-    def log(self,
-        lines:int=40,   # number of last lines
-    )->str:
+    def log(self, lines:int=40)->str:
         "The last lines that a launched process printed"
         try:
             with open_regular(self.path/"log.txt", largest=None) as f:

@@ -45,10 +45,7 @@ class Run(Viewable):
         """The loss curve"""
 
     def log(self, lines: int=40) -> str:
-        """The last lines that a launched process printed
-        
-        Args:
-            lines: number of last lines"""
+        """The last lines that a launched process printed"""
 
     @property
     def status(self) -> Status:

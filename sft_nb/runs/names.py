@@ -96,9 +96,7 @@ def named_run(
     return Path("runs")/path if alone and os.path.isfile(Path("runs")/path/"config.json") else path
 
 # %% ../../nbs/10_runs/06_names.ipynb #ref00007
-def run_folders(
-    root:Path,        # the folder of all runs
-)->list[Path]:
+def run_folders(root:Path)->list[Path]:
     "The runs in a folder, oldest first, also damaged ones; what may not be read, or is being made, is none"
     found = {}
     try: entries = [e for e in os.scandir(root) if not e.name.startswith(".")]

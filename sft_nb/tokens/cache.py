@@ -101,9 +101,7 @@ def cache_key(
 # %% ../../nbs/04_tokens/10_cache.ipynb #cac00010
 _LIST = "entry.json"
 
-def seal_entry(
-    folder:Path,   # a folder with all its files
-)->None:
+def seal_entry(folder:Path)->None:
     "Note the length and the checksum of each file, and flush them all"
     files = [file for file in sorted(folder.iterdir()) if file.name != _LIST]   # a copied entry already has a list
     noted = {file.name: [file.stat().st_size, file_digest(file)] for file in files}
@@ -132,9 +130,7 @@ def tokens_fingerprint(
         for batch in batches: hashed.update(batch_checksums(batch).tobytes())
     return hashed.hexdigest()[:16]
 
-def entry_damage(
-    place:Path,   # of an entry
-)->str:
+def entry_damage(place:Path)->str:
     "The damage to an entry; empty if it is complete and unchanged"
     try:
         checksums = json.loads((place/_LIST).read_text())
@@ -167,9 +163,7 @@ def publish_entry(
     fsync(place.parent)
     return True
 
-def remove_entry(
-    place:Path,   # place of a damaged entry
-)->None:
+def remove_entry(place:Path)->None:
     "Remove a damaged entry, as far as this user may"
     aside = place.with_name(f"{place.name}.{uuid.uuid4().hex[:8]}")
     try: place.rename(aside)

@@ -628,9 +628,7 @@ def _say_what_is_learned(
     if answers == prompts: return ("the last answer" if facts["turns"] == "last" else "the answers") + f" in {answers}"
     return f"{answers}, as the answer to {prompts}" if prompts else answers
 
-def _learning_summary(
-    facts:dict,   # from `_learning_facts`
-)->str:
+def _learning_summary(facts:dict)->str:
     "The facts as a paragraph"
     learned, formats = facts["learned"], {one["format"] for one in facts["learned"]}
     each = [_say_what_is_learned(one, facts) for one in learned]

@@ -82,9 +82,7 @@ class RowStatistics:
     ends:dict[str,int]=field(default_factory=dict)        # end token of another model -> answers that end with it
     examples:dict[str,str]=field(default_factory=dict)    # peculiarity of texts -> first example
 
-    def add(self,
-        more:"RowStatistics",   # statistics of later rows
-    )->None:
+    def add(self, more:"RowStatistics")->None:
         "Add the statistics of other rows"
         for name in (f.name for f in fields(self)):
             mine, new = getattr(self, name), getattr(more, name)
@@ -170,9 +168,7 @@ class Reader:
         self.splitters = {prompt_too: self.splitter(skeletons, prompt_too) for prompt_too in (False, True)}
         self.seen = RowStatistics()   # statistics of the current batch
 
-    def __call__(self,
-        rows:Iterable[tuple[str,dict]],     # place and row
-    )->Iterator[tuple[Batch,Encoded]]:
+    def __call__(self, rows:Iterable[tuple[str,dict]])->Iterator[tuple[Batch,Encoded]]:
         "Batches with their tokens, in the order of their rows"
         blocks = _row_blocks(rows)
         yield from self.alone(islice(blocks, _FEW))

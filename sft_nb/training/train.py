@@ -83,10 +83,7 @@ def describe_setup(
     if made is None: yield f"no plan could be made: {bench.no_plan}"
     else: yield f"attention {bench.cfg.attn_implementation} ({made.reasons['attn_implementation']})\n{made.findings[0]}"
 
-def describe_preflight(
-    bench:Workbench,
-    checked:Report,   # from `preflight`
-)->str:
+def describe_preflight(bench:Workbench, checked:Report)->str:
     "The verdict in a line; if the training may begin, also findings that `describe_setup` does not show"
     new = [f for f in checked.without(bench.data.report) if f.status in ("warn", "fail")]
     n_bad = sum(f.status in ("warn", "fail") for f in checked.findings)
