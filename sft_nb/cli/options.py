@@ -258,8 +258,6 @@ def _example_line(kind, texts:list[str]):
     return f"{{{kind.name}}} {_VALUES.get(kind.name, 'VALUE')}"
 
 # %% ../../nbs/15_cli/00_options.ipynb #op0chk03
-def _items_of(t)->list: return [a for one in (t, *get_args(t)) if get_origin(one) is tuple for a in get_args(one)]
-
 def _find_fault(kind, typed:str, texts:list[str])->ConfigError|None:
     "The fault in the values of an option, or None"
     if bool in (kind.type, *get_args(kind.type)) and not texts: return None
@@ -271,7 +269,9 @@ def _find_fault(kind, typed:str, texts:list[str])->ConfigError|None:
     wrong = next((text for text in texts if not _can_read(text, kind.type)), None)
     if wrong is not None: return kind.wrong_type(wrong, _LINE)
     if kind is SETTINGS.get(kind.name): return None   # `load_config` looks at the value
-    number = next((t for t in (int, float) if t in (kind.type, *get_args(kind.type), *_items_of(kind.type))), None)
+    types = [kind.type, *get_args(kind.type)]
+    types += [item for t in types if get_origin(t) is tuple for item in get_args(t)]
+    number = next((t for t in (int, float) if t in types), None)
     values = [number(text) for text in texts if number and _can_read(text, number)]
     unusable = next((v for v in values if not fits_type(v, number)), None)
     if unusable is not None: return kind.wrong_type(unusable, _LINE)

@@ -180,13 +180,6 @@ def _load_measured(file:Path, key:str)->list[MeasuredSide]|None:
     n = len(fields(MeasuredSide))
     return [MeasuredSide(*found[1:n + 1]), MeasuredSide(*found[n + 1:])] if str(found[0]) == key else None
 
-def _keep_measured(file:Path, key:str, sides:list[MeasuredSide])->None:
-    out = BytesIO()
-    np.savez(out, key=key, **dict(zip(_NAMES, (value for side in sides for value in vars(side).values()))))
-    with log_disk_error(file, "make room; until then the rows are measured each time"):
-        file.parent.mkdir(exist_ok=True)
-        write_atomically(file, out.getvalue())
-
 # %% ../../nbs/16_extras/44_nearest_rows.ipynb #nea0nei2
 @dataclass(frozen=True)
 class MeasuredRow:
@@ -300,7 +293,11 @@ def measure_rows(
         numbers = [some(len(train), most), some(len(held_out or ()), _MOST_HELD_OUT)]
         sides = _measure_sides(bench, folder, numbers, float(np.median(pace)) if pace else None)
         bench.close()
-        _keep_measured(file, key, sides)
+        kept = BytesIO()
+        np.savez(kept, key=key, **dict(zip(_NAMES, (value for side in sides for value in vars(side).values()))))
+        with log_disk_error(file, "make room; until then the rows are measured each time"):
+            file.parent.mkdir(exist_ok=True)
+            write_atomically(file, kept.getvalue())
     notes = []
     if len(train) > most: notes.append(f"{most:,} of {len(train):,} training rows were measured, drawn at random")
     if not sides[0].gradient.any():

@@ -148,16 +148,6 @@ def _check_step(run:Run, step:int)->None:
     raise ConfigError(where, f"step {step:,} is not one of its {pluralise(run.step, 'step')}",
                       f"1 to {run.step:,}", fix)
 
-def _start_before(run:Run, step:int)->Path|None:   # None: the beginning
-    "The newest intact checkpoint from which a step can be reached"
-    earlier = [p for p in checkpoint_folders(run.path/"checkpoints") if step_of(p) < step]
-    return next((p for p in reversed(earlier) if not find_corruption(p)), None)
-
-def _logged_line(run:Run, step:int)->dict:
-    "The first line of the training at this step or after it; empty if there is none"
-    lines = [line for line in run.metrics() if "learning_rate" in line and line["step"] >= step]
-    return min(lines, key=lambda line: line["step"], default={})
-
 def _config_at(run:Run, step:int)->Config:
     "The config with which one process takes a step: without trackers and time limit, and as long as it was then"
     cfg = replace(settings_for_world_size(run, 1), report_to=None, wandb=False, max_time=None)
@@ -311,7 +301,10 @@ def replay(
     notes, is_changed = check_provenance(run), bool(without) or learning_rate is not None
     if (n := run.config.num_processes) > 1:
         notes.append(f"{n} processes trained it and one replays it, so sums are rounded in another order")
-    start, line = _start_before(run, step), _logged_line(run, step)
+    earlier = [p for p in checkpoint_folders(run.path/"checkpoints") if step_of(p) < step]
+    start = next((p for p in reversed(earlier) if not find_corruption(p)), None)   # None: the beginning
+    lines = [line for line in run.metrics() if "learning_rate" in line and line["step"] >= step]
+    line = min(lines, key=lambda line: line["step"], default={})
     logged_at = None if is_changed else line.get("step")
     end, first = logged_at or step, step_of(start) if start else 0
     pace = run.step_seconds

@@ -251,7 +251,8 @@ def check_files(ev:CardEvidence)->list[Claim]:
         why = f"the card is of a whole model, and {ADAPTER_CONFIG} is here"
         return [*claims, Claim("adapter", "contradicted", "", why)]
     found = read_json_object(ev.folder/ADAPTER_CONFIG)
-    found = {name: v for name, v in found.items() if v is not None and name != "base_model_name_or_path"}
+    named = str(found.pop("base_model_name_or_path", None) or "")   # a path may be any
+    found = {name: v for name, v in found.items() if v is not None}
     other = [name for name in {**found, **card.adapter} if found.get(name) != card.adapter.get(name)]
     kept = dict(r="lora_r", lora_alpha="lora_alpha", use_dora="use_dora", use_rslora="use_rslora")
     differ = [name for name, setting in kept.items() if card.config.get(setting) != found.get(name)]
@@ -260,14 +261,10 @@ def check_files(ev:CardEvidence)->list[Claim]:
     elif differ and not card.config.get("adapter_name_or_path"):
         name, setting = differ[0], kept[differ[0]]
         level, why = "contradicted", f"{name} is {found.get(name)}, and {setting} {card.config.get(setting)}"
-    else: level, why = "consistent", _about_base(ev)
+    else:
+        has_other = _HUB_NAME.fullmatch(named) and Path(named).name != Path(str(card.base["name"])).name
+        level, why = "consistent", f"{ADAPTER_CONFIG} names the base {named}" if has_other else ""
     return [*claims, Claim("adapter", level, f"r {card.adapter.get('r')}, alpha {card.adapter.get('lora_alpha')}", why)]
-
-def _about_base(ev:CardEvidence)->str:
-    "A name of the base that the card does not have; a path may be any"
-    named = str(read_json_object(ev.folder/ADAPTER_CONFIG).get("base_model_name_or_path") or "")
-    other = _HUB_NAME.fullmatch(named) and Path(named).name != Path(str(ev.card.base["name"])).name
-    return f"{ADAPTER_CONFIG} names the base {named}" if other else ""
 
 _LARGEST_README_BYTES = 2**20
 
@@ -351,7 +348,9 @@ def _check_side(ev:CardEvidence, side:str, data, why:str)->Claim:
     said, own = ev.card.rows[side], getattr(data, side) if data is not None else None
     def claim(level:str, text:str="")->Claim:
         return Claim(f"rows, {side}", level, f"{said['rows_kept']:,}, fingerprint {said['fingerprint']}", text)
-    lower, other = "stated" if ev.run is None else "consistent", _package_differs(ev)
+    lower, was = "stated" if ev.run is None else "consistent", ev.card.versions.get("packages", {})
+    names = ("sft_nb", "transformers", "tokenizers", "datasets")   # by whose versions tokens may differ
+    other = ", ".join(f"{name} {installed(name)}" for name in names if was.get(name) != installed(name))
     if ev.run is not None:
         figures = read_figures(ev.run.path/"data.json").get(side, {})
         first = read_figures(ev.run.path/"receipt.json").get("fingerprint_of_the_labels")
@@ -372,12 +371,6 @@ def check_rows(ev:CardEvidence)->list[Claim]:
     except Exception as e: data, why = None, reason_of(e)
     claims = [_check_side(ev, side, data, why) for side in ("train", "eval") if side in ev.card.rows]
     return claims + _check_template(ev, data)
-
-def _package_differs(ev:CardEvidence)->str:
-    "Versions by which tokens may differ"
-    was = ev.card.versions.get("packages", {})
-    names = ("sft_nb", "transformers", "tokenizers", "datasets")
-    return ", ".join(f"{name} {installed(name)}" for name in names if was.get(name) != installed(name))
 
 def _check_template(ev:CardEvidence, data)->list[Claim]:
     "Is the chat template the one of the card, and the one that the rows here were written with?"

@@ -206,11 +206,6 @@ def as_recorded(
     "A row as dropped.jsonl has it"
     return dict(error=str(row)) if isinstance(row, SftError) else row
 
-def _prompt_text(messages:list[dict])->str:
-    "The text before the first answer, or all of a text"
-    first = next((k for k, m in enumerate(messages) if k and m["role"] == "assistant"), len(messages))
-    return "\n".join([m["content"] for m in messages[:first]])
-
 @patch
 def read(self:Reader, place:str, row:dict)->Row:
     "A row with its chunks, or with the reason for leaving it out; `SftError` if `on_bad_row` is error"
@@ -239,7 +234,10 @@ def read(self:Reader, place:str, row:dict)->Row:
         drop_reason = shorten(e.found, 160)
     seen.formats[name] = seen.formats.get(name, 0) + 1
     seen.prompts_too += prompt_too and bool(examples)
-    loose = loose_key(_prompt_text(messages)) if examples and messages[0]["role"] != "tokens" else 0
+    loose = 0
+    if examples and messages[0]["role"] != "tokens":   # before the first answer, or all of a text
+        first = next((k for k, m in enumerate(messages) if k and m["role"] == "assistant"), len(messages))
+        loose = loose_key("\n".join([m["content"] for m in messages[:first]]))
     return Row(place, as_recorded(row), messages, examples, drop_reason, prompt_too=prompt_too, format=name,
                loose=loose, unread=unread)
 
