@@ -19,8 +19,7 @@ from typing import Any, get_args, get_origin
 from ..base.files import read_json
 from ..base.report import as_fix, command, ConfigError, edit, error_summary, Fix, shell_quote
 from ..base.extensions import extension, REINSTALL
-from .setting import (
-    as_pairs, fits_type, fix_for_source, language_of_source, parse_duration, plain_name)
+from .setting import as_pairs, fits_type, fix_for_source, language_of_source, parse_duration, plain_name
 from .settings import ALIASES, Config, full_name, is_default, SETTINGS
 
 # %% ../../nbs/01_config/03_files.ipynb #kn0wn001

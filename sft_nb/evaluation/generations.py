@@ -599,9 +599,7 @@ def losses_of(
 # %% ../../nbs/12_evaluation/03_generations.ipynb #1f7f3959
 _TAKEN_NAMES = ("accuracy", "answered", "ended", "correct", "loss", "supervised", "perplexity")
 
-def check_metrics(
-    metrics:dict|None,   # name -> function
-)->dict:
+def check_metrics(metrics:dict|None)->dict:
     "The metrics, if each is a function with a name of its own; ConfigError otherwise"
     if not metrics: return {}
     example = "evaluate(run, metrics={'exact': lambda answer, row: answer == row['answer']})"

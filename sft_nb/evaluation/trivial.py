@@ -122,10 +122,7 @@ def trivial_answers(questions:Questions)->list[Trivial]:
     return [t if t is best else replace(t, parts=[]) for t in found]   # models are compared with the best
 
 # %% ../../nbs/12_evaluation/04_trivial.ipynb #trv00011
-def figure_of_answers(
-    by:str,               # the figure to compare models by
-    expected:list[str],   # the expected answers
-)->str:
+def figure_of_answers(by:str, expected:list[str])->str:
     "The figure by which answers are compared, as they have no loss"
     if by not in LOWER_IS_BETTER: return by
     return "accuracy" if labels_of(expected) else "f1"

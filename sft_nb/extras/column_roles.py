@@ -105,10 +105,7 @@ def is_mixed_name(name:str)->bool:
     if not any(word & answer for word in words): return False
     return not words[-1] & answer or any(word & question for word in words[:-1])
 
-def is_answer_name(
-    column,
-    *, labels:bool=True,   # may it be a label?
-)->bool:
+def is_answer_name(column, *, labels:bool=True)->bool:
     "Does the column's name suggest an answer or a label, like `Resolution` or `label`, and nothing else?"
     if has_role(column, "neither"): return False
     return has_role(column, "answer") and not is_mixed_name(str(column)) or labels and has_role(column, "class")

@@ -376,10 +376,7 @@ def llama_factory_defaults(given:FileSettings)->dict:
 
 # %% ../../nbs/16_extras/02_conversions.ipynb #5w1ft002
 @conversion
-def _read_text_file(v, given:FileSettings, *,
-    setting:str,
-    example,       # a value of the setting
-)->Meaning:
+def _read_text_file(v, given:FileSettings, *, setting:str, example)->Meaning:
     "{setting}, also from a text file"
     if str(v).endswith(".txt"):
         file = given.find_file(v)

@@ -220,11 +220,7 @@ def _chart(self:EvalState)->str:
     return intervals_html(points, base, names, title=self.sweep.by)
 
 # %% ../../nbs/16_extras/61_eval_panel.ipynb #evl0htm4
-def outcome(
-    before:Answer,
-    after:Answer,
-    by:str="accuracy",   # the figure to compare by
-)->str:
+def outcome(before:Answer, after:Answer, by:str="accuracy")->str:
     "The outcome of a row: right or wrong, or another figure"
     if by != "accuracy": return f"{by} {before.value(by):.2f} → {after.value(by):.2f}"
     words = {True: "right", False: "wrong"}

@@ -10,8 +10,7 @@ __all__ = ['page_html', 'tokens_part', 'memory_part', 'curves_part', 'scores_par
 from dataclasses import replace
 from pathlib import Path
 
-from ..base.display import (
-    as_html, badge_html, bar_html, details_html, format_bytes, table_html, WRAPPED)
+from ..base.display import as_html, badge_html, bar_html, details_html, format_bytes, table_html, WRAPPED
 from ..base.credentials import redact
 from ..base.files import read_json, write_atomically
 from ..base.report import command, pluralise, Report, require_kind, SftError, shell_quote
@@ -80,10 +79,7 @@ def curves_part(run:Run)->str:
     return curves_html(RunState(run).curves())
 
 # %% ../../nbs/16_extras/08_html_report.ipynb #pg0eva01
-def scores_part(
-    run:Run,
-    rows:int=5,   # answers that are shown
-)->str:
+def scores_part(run:Run, rows:int=5)->str:
     "The sweep and the evaluations that the run keeps, with some answers"
     verdict, sweep, adapter = (run.path/"eval"/f"{name}.json" for name in ("verdict", "sweep", "adapter"))
     parts = [_verdict_html(run, read_json(verdict))] if verdict.exists() else []

@@ -274,8 +274,7 @@ def _log_probabilities(server:Server, position:dict)->dict[int,float]:
     "Token -> log-probability; -inf as -1e9, and a 0 that was rounded up is accepted"
     shown = [position, *_valid_objects(position.get("top_logprobs"))]
     found = {_token_id(server, at): at.get("logprob") for at in shown}
-    return {t: float(v) for t, v in found.items()
-            if t is not None and type(v) in (int, float) and -1e9 <= v <= 1e-3}
+    return {t: float(v) for t, v in found.items() if t is not None and type(v) in (int, float) and -1e9 <= v <= 1e-3}
 
 def _tool_calls(message:dict)->tuple[dict,...]:
     "Tool calls in OpenAI's format, in which the arguments are a string of JSON"

@@ -91,8 +91,7 @@ def method_refusal(
     "The error for a file that requests something other than supervised fine-tuning on text"
     what = " and ".join(dict.fromkeys(meant.method for meant, _ in methods))
     where, _, setting = methods[0][1].partition(" ")
-    return ConfigError(where, f"{setting} asks for {what}", TEXT_ONLY,
-                       fix_for_source(where, methods[0][0].fix))
+    return ConfigError(where, f"{setting} asks for {what}", TEXT_ONLY, fix_for_source(where, methods[0][0].fix))
 
 # %% ../../nbs/16_extras/05_other_tools.ipynb #tr4ns001
 _TRANSLATED_LAST = """packing sample_packing neat_packing batch_flattening dataset_train_split dataset_config

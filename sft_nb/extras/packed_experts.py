@@ -35,10 +35,7 @@ def unpack_experts(
                       state.quant_type, state.dtype)
     return dequantize_4bit(p.data[first:last].reshape(-1, 1), part).view(last - first, rows, columns)
 
-def restore_experts(
-    model,
-    dtype:torch.dtype,   # of the new weights
-)->None:
+def restore_experts(model, dtype:torch.dtype)->None:
     "Replace packed experts by their unpacked weights"
     for module in packed_experts(model).values():
         for name in module.packed:

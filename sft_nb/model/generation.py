@@ -151,9 +151,7 @@ class Running:
         self.next, self.positions = tokens[:, None], self.positions.amax(-1, keepdim=True) + 1
         self.mask = F.pad(self.mask, (0, 1), value=1)
 
-    def keep(self,
-        places:list[int],   # places of the rows that stay
-    )->None:
+    def keep(self, places:list[int])->None:
         "Keep these rows and drop the others"
         at = torch.tensor(places, device=self.mask.device)
         self.rows = [self.rows[p] for p in places]

@@ -81,10 +81,7 @@ class Running:
             tokens: (B,) chosen tokens"""
 
     def keep(self, places: list[int]) -> None:
-        """Keep these rows and drop the others
-        
-        Args:
-            places: places of the rows that stay"""
+        """Keep these rows and drop the others"""
 
     def narrow(self, n: int) -> None:
         """Remove these columns

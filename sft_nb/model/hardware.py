@@ -29,9 +29,7 @@ def _ask_nvidia_smi(*options:str)->str:   # empty: it is not there, or fails
     try: return subprocess.run(["nvidia-smi", *options], capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError): return ""
 
-def torch_for_driver(
-    capability:tuple[int,int]|None=None,   # of the card; None: unknown
-)->str:
+def torch_for_driver(capability:tuple[int,int]|None=None)->str:
     "The command that installs a torch for this machine's driver and card; a CUDA 12 build runs on any CUDA 12 driver"
     install = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
     if capability and capability < (7, 5): return f"{install}cu126 (the last with kernels for this card)"

@@ -105,10 +105,7 @@ def cast_head(
     return _cast_in_place(model.get_output_embeddings().parameters(), dtype, "head")
 
 # %% ../../nbs/06_model/02_precision.ipynb #557ef46e
-def autocast_forward(
-    model:torch.nn.Module,
-    dtype:torch.dtype,  # of the products
-)->Repair:
+def autocast_forward(model:torch.nn.Module, dtype:torch.dtype)->Repair:
     "Run `model.forward` under `torch.autocast`: products in `dtype`, sensitive sums in float32"
     plain, own = model.forward, "forward" in vars(model)
     def forward(*args, **kwargs):

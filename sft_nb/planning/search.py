@@ -83,13 +83,7 @@ def open_methods(
 
 class Planner:
     "One config on one device"
-    def __init__(self,
-        cfg:Config,
-        device:Device,
-        tokenizer,
-        rows:RowLengths,
-        *, world_size:int=1,   # processes
-    ):
+    def __init__(self, cfg:Config, device:Device, tokenizer, rows:RowLengths, *, world_size:int=1):
         self.cfg, self.device, self.tokenizer = cfg, device, tokenizer
         self.rows, self.world_size = rows, world_size
         self.dtype = getattr(torch, device.dtype if cfg.dtype == "auto" else cfg.dtype)
@@ -439,9 +433,7 @@ def choose(planner:Planner)->Candidate:
     return fastest if planner.cfg.max_tokens_per_batch != "auto" else planner.with_whole_steps(fastest)
 
 @patch
-def method_reason(self:Planner,
-    chosen:Candidate,   # from `choose`
-)->str:
+def method_reason(self:Planner, chosen:Candidate)->str:
     "The reason why a candidate trains in 16 or in 4 bits"
     if self.why_method: return self.why_method
     dtype, gib = str(self.dtype).removeprefix("torch."), self.device.gib

@@ -316,8 +316,7 @@ def folder_answers(x:Expected, f:Folder)->ProofStage:
     r, model = x.reference, load_merged(f.path, "auto", x.bench.hardware.device)
     if fault := _fails_with_own_settings(x, f, model): return fault
     conversations = [a.conversation for a in r.tuned]
-    answers = answer_greedily(
-        model, x.bench.tokenizer, conversations, max_new_tokens=r.max_new_tokens, like=r.tuned)
+    answers = answer_greedily(model, x.bench.tokenizer, conversations, max_new_tokens=r.max_new_tokens, like=r.tuned)
     del model
     gc.collect()
     def nats(ours): return mean_or_nan([d for a, b in zip(ours, answers) for d in logprob_differences(a.top, b.top)])

@@ -51,13 +51,7 @@ def several_turns(
         return [chat]
     return []
 
-def answer_as_reference(
-    bench:Workbench,       # of the run
-    run:Run,
-    source:Path,           # of the weights
-    *, prompts:int=8,
-    max_new_tokens:int=48,
-)->Reference:
+def answer_as_reference(bench:Workbench, run:Run, source:Path, *, prompts:int=8, max_new_tokens:int=48)->Reference:
     "Generate the reference answers with the run's model and its base"
     tokenizer = bench.tokenizer
     with missing_rows_are_of_the_run(run.path): chats = held_out_chats(bench.requested, prompts).values()

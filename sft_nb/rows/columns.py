@@ -200,9 +200,7 @@ def _with_nested_flags(name:str, value)->Iterator[str]:
             found = [*_with_nested_flags(f"{name}.{key}", inside)]
             yield from found if _LIKE_FLAGS.search(str(key).lower()) and not is_empty(inside) else found[1:]
 
-def unread_columns(
-    row:TrackedRow,
-)->list[str]:   # in the order of the row
+def unread_columns(row:TrackedRow)->list[str]:
     "The columns that are neither empty nor read, and keys in them that may be flags"
     unread = dict.keys(row) - row.read
     if not unread: return []

@@ -188,8 +188,7 @@ def refuse_columns(
     line = f"{read}.to_json({str(new)!r}, orient='records', lines=True)"
     fix = command(f"python -c {shell_quote(f'import pandas; {line}')}",
                   f"df.to_json({str(new)!r}, orient='records', lines=True)")
-    raise SftError(str(path), f"it holds columns ({names}), {written}, and not rows",
-                   "an object for each row", fix)
+    raise SftError(str(path), f"it holds columns ({names}), {written}, and not rows", "an object for each row", fix)
 
 def _rows_in_json(content):
     "The list of rows in the content of a JSON file"

@@ -43,10 +43,7 @@ def are_texts(value)->bool:
     "Is the value a list of texts?"
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
-def first_present(
-    m:dict,
-    names:tuple[str,...],   # of fields
-):
+def first_present(m:dict, names:tuple[str,...]):
     "The value of the first field that is not None; None if all are"
     for name in names:   # faster than next(...), and this runs for every message
         if (value := m.get(name)) is not None: return value

@@ -44,11 +44,7 @@ def unused_test_files(rows, domain:str|None=None)->list[str]:
     folders = extension("folders")
     return folders.unused_test_files(rows, domain) if folders else []
 
-def _read_numbered(
-    rows,
-    name:str,
-    as_row:Callable,   # of an object and its place
-)->Iterator[tuple[int,dict|SftError]]:
+def _read_numbered(rows, name:str, as_row:Callable)->Iterator[tuple[int,dict|SftError]]:
     "Number and row of each object; `SftError` if the code that makes them fails"
     i = 0
     try:
@@ -406,9 +402,7 @@ def digest(self:Mixture)->str|None:
     return "-".join([*(s.digest() for s in self.sources), settings])
 
 @patch
-def changed(self:Mixture,
-    digest:str,   # an earlier digest
-)->bool:
+def changed(self:Mixture, digest:str)->bool:
     "Have the rows changed since `digest` was taken? Rows in memory are not hashed again"
     return any(s.can_change for s in self.sources) and self.digest() != digest
 

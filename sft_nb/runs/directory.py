@@ -281,18 +281,14 @@ def keep(self:Run, cfg:Config)->None:
     save_config(with_absolute_paths(cfg), self.path/"config.json")
 
 @patch
-def set_device(self:Run,
-    name:str,   # one H200
-)->None:
+def set_device(self:Run, name:str)->None:
     "Record the device, which was not known when the directory was made"
     file = self.path/"environment.json"
     write_json(file, read_json_object(file) | dict(device=name))
 
 # %% ../../nbs/10_runs/09_directory.ipynb #4efa375a
 @patch
-def record(self:Run,
-    metrics:dict,   # with the `step`
-)->None:
+def record(self:Run, metrics:dict)->None:
     "Append a line to metrics.jsonl and flush it"
     append_line(self.path/"metrics.jsonl", metrics)
 

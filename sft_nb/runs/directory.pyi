@@ -65,16 +65,10 @@ class Run(Viewable):
         """Replace config.json"""
 
     def set_device(self, name: str) -> None:
-        """Record the device, which was not known when the directory was made
-        
-        Args:
-            name: one H200"""
+        """Record the device, which was not known when the directory was made"""
 
     def record(self, metrics: dict[Any, Any]) -> None:
-        """Append a line to metrics.jsonl and flush it
-        
-        Args:
-            metrics: with the `step`"""
+        """Append a line to metrics.jsonl and flush it"""
 
     def metrics(self) -> list[dict[Any, Any]]:
         """The logged lines, in the order in which they were written"""

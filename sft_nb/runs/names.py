@@ -31,10 +31,7 @@ def check_name(
 # %% ../../nbs/10_runs/06_names.ipynb #ref00004
 _SIDES = ("train", "training", "data", "dataset", "rows", "messages")   # words in file names that are not the subject
 
-def default_run_stem(
-    task:str,
-    files:list[str]|None,   # files of its training rows
-)->str:
+def default_run_stem(task:str, files:list[str]|None)->str:
     "The subject of a run: its task; for any chat, the name of its rows"
     if task not in ("auto", "chat") or files is None: return "arithmetic" if task == "auto" else task.replace(":", ".")
     path = Path(files[0].split(":")[0])

@@ -283,9 +283,7 @@ def record_launcher(folder:Path)->None:
     for name in ("progress.json", CHECKPOINT_ASKED, STOP_ASKED): (folder/name).unlink(missing_ok=True)
     _write_process(folder, "process.json", process_of())
 
-def is_starting(
-    folder:Path,   # folder of a run with this status
-)->bool:
+def is_starting(folder:Path)->bool:
     "Will a process train the run, or start one that does?"
     file = folder/"process.json"
     was = read_process(file)

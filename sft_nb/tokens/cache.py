@@ -25,9 +25,7 @@ from .accounting import piece_checksums, Totals
 from .pipeline import rows_to_drop
 
 # %% ../../nbs/04_tokens/10_cache.ipynb #3b0867f0
-def cache_folder(
-    cache_dir:str|None=None,   # as configured
-)->Path:
+def cache_folder(cache_dir:str|None=None)->Path:
     "The folder for prepared rows: `cache_dir`, else SFT_NB_CACHE, else ~/.cache/sft_nb, or a temporary folder"
     return Path(cache_dir or cache_home())/"data"
 

@@ -613,10 +613,7 @@ def _learning_facts(cfg:Config, train:Split, eval:Split|None, template:Template)
         eval_samples=cfg.eval_samples if held_out and eval.n_read == cfg.eval_samples else None,
         held_out=_held_out_facts(cfg, train, eval) if held_out and eval.n_read < cfg.eval_samples else None)
 
-def _say_what_is_learned(
-    one:dict,    # from `_what_is_learned`
-    facts:dict,  # from `_learning_facts`
-)->str:
+def _say_what_is_learned(one:dict, facts:dict)->str:
     "The answers of one format in words"
     answers, prompts = (join_names([f"column {name}" if name.isdigit() else name for name in one[key]], _MOST_NAMES)
                         for key in ("answers_from", "prompts_from"))   # numbers: of rows that are lists

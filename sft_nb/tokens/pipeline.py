@@ -137,9 +137,7 @@ def _row_blocks(rows:Iterable)->Iterator[tuple[int,list]]:
         yield first, block
         first += len(block)
 
-def rows_to_drop(
-    file:str|None,   # as configured in `drop_rows`
-)->Mixture|None:
+def rows_to_drop(file:str|None)->Mixture|None:
     "The rows that are left out; `SftError` if there is no such file"
     return Mixture(open_rows(file, name="drop_rows")) if file else None
 
@@ -200,9 +198,7 @@ class Reader:
         return Batch(first, found, self.seen)
 
 # %% ../../nbs/04_tokens/06_pipeline.ipynb #a1181a4f
-def as_recorded(
-    row:dict|SftError,   # the error for an unreadable row
-)->dict:
+def as_recorded(row:dict|SftError)->dict:
     "A row as dropped.jsonl has it"
     return dict(error=str(row)) if isinstance(row, SftError) else row
 

@@ -16,8 +16,7 @@ from ..base.extensions import extension
 from ..base.escape import short_repr
 from ..base.report import as_fix, edit, pluralise, SftError
 from ..rows.thoughts import BLOCKS, split_thought
-from .template import (
-    pattern_of_any, PROBE, Template, TemplateRefusal, thought_of, with_json_arguments)
+from .template import pattern_of_any, PROBE, Template, TemplateRefusal, thought_of, with_json_arguments
 
 # %% ../../nbs/04_tokens/03_turns.ipynb #4b9e4478
 @dataclass

@@ -231,12 +231,7 @@ def knows_format_only(
     return [warn(text, "more steps or rows, or another {learning_rate}", check="format_only")]
 
 # %% ../../nbs/11_training/03_guards.ipynb #22065525
-def step_loss(
-    model,
-    micro_batches:list[list[dict]],  # rows of a step
-    collate:Callable,
-    *, supervised:bool,
-)->float:
+def step_loss(model, micro_batches:list[list[dict]], collate:Callable, *, supervised:bool)->float:
     "Mean over the supervised tokens of a step, in eval mode"
     parts = [row_loss(model, collate(rows), supervised=supervised) for rows in micro_batches]
     total, n = (sum(column) for column in zip(*parts))

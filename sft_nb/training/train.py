@@ -316,8 +316,7 @@ def check_same_rows(run:Run, data:Data)->None:
 
 def _not_loadable(run:Run, checkpoint:Path, why:str)->SftError:
     fix = command(f"rm -r {shell_quote(checkpoint)}") | resume_command(run, anew=True)
-    return SftError(f"{run.name}/{checkpoint.name}", f"training cannot continue from it ({why})",
-                    "", fix)
+    return SftError(f"{run.name}/{checkpoint.name}", f"training cannot continue from it ({why})", "", fix)
 
 def _newest_checkpoint(run:Run)->Path:
     "The newest complete checkpoint; ConfigError without one, `SftError` if its files are of different steps"
