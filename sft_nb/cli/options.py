@@ -28,12 +28,10 @@ class Option:
     help:str
     first:bool=False  # True: positional
 
-# %% ../../nbs/15_cli/00_options.ipynb #d7a7f62e
 def flag(name:str)->str:
     "The option of a name: `max_length` -> `--max-length`"
     return "--" + name.replace("_", "-")
 
-# %% ../../nbs/15_cli/00_options.ipynb #bbd2eba2
 def aliases(setting:str)->list[str]:
     "Other names of a setting"
     return [name for name, full in ALIASES.items() if full == setting and name != "output_dir"]
@@ -166,7 +164,6 @@ def _takes_many(t)->bool: return get_origin(t) is tuple or any(get_origin(a) is 
 # %% ../../nbs/15_cli/00_options.ipynb #op0wrd05
 def _without_dashes(name:str)->str: return plain_name(name.removeprefix("--"))
 
-# %% ../../nbs/15_cli/00_options.ipynb #a531b89c
 def split_foreign_options(
     args:list[str],
 )->tuple[list[str],dict[str,Any]]:   # the command line without them, and their values
@@ -232,7 +229,6 @@ _LINE = "command line"
 
 def _line_of(name:str, rest:str="--help"): return command(f"sft_nb {name} {rest}")
 
-# %% ../../nbs/15_cli/00_options.ipynb #a66788ce
 def _no_option(command:str, name:str, known)->ConfigError:
     "The error for an unknown option, with the nearest known one"
     bare = _without_dashes(name)
@@ -245,7 +241,6 @@ def _no_option(command:str, name:str, known)->ConfigError:
         return ConfigError(_LINE, f"{name[:100]} is not an option", hint, pointer or _line_of(command))
     return ConfigError(_LINE, f"{name} is not an option", f"the nearest is {flag(near[0])}", f"write {{{near[0]}}}")
 
-# %% ../../nbs/15_cli/00_options.ipynb #3a165165
 _VALUES = dict(resume="runs/NAME", train_file="rows.jsonl", eval_file="rows.jsonl", max_samples="500", max_steps="100",
                max_time="5h", run_name="NAME", fields="question=Problem answer=Solution", eval_fraction="0.05",
                prompt="'A question?'")
@@ -257,7 +252,6 @@ def _example_line(kind, texts:list[str]):
         return edit(**{kind.name: kind.default})
     return f"{{{kind.name}}} {_VALUES.get(kind.name, 'VALUE')}"
 
-# %% ../../nbs/15_cli/00_options.ipynb #op0chk03
 def _find_fault(kind, typed:str, texts:list[str])->ConfigError|None:
     "The fault in the values of an option, or None"
     if bool in (kind.type, *get_args(kind.type)) and not texts: return None
@@ -380,7 +374,6 @@ def parse_own(
     for name in [name for name, value in values.items() if is_dataclass(value)]: values |= vars(values.pop(name))
     return SimpleNamespace(**values)   # without the groups
 
-# %% ../../nbs/15_cli/00_options.ipynb #8c2ba8b6
 def parse(command:str, args:list[str], own:dict[str,Option], *, summary:str)->tuple[Any,Config]:
     "A command's own options, and the config with the sources of its values"
     args, foreign = split_foreign_options(args)

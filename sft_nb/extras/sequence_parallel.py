@@ -30,7 +30,6 @@ def sequence_group(
     "The group of neighbouring ranks that share rows; the first call must be made by all processes"
     return _group_of(dist.group.WORLD, size)
 
-# %% ../../nbs/16_extras/15_sequence_parallel.ipynb #328d6784
 class _AllToAll(torch.autograd.Function):
     "Piece `s` of this process goes to process `s`, and what comes back has its pieces in the same order"
     @staticmethod
@@ -70,7 +69,6 @@ class Share:
         found = _AllToAll.apply(pieces, sequence_group(self.size))
         return found.transpose(0, 1).reshape(1, T // self.size, self.size * h, D)
 
-# %% ../../nbs/16_extras/15_sequence_parallel.ipynb #b829d7b5
 def share_of(
     batch:dict,   # from `DataCollatorFlattening`, with document boundaries
     rank:int,     # rank of this process among those that share the batch
