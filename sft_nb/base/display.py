@@ -356,7 +356,6 @@ def _png_of(
     fig,             # a matplotlib.figure.Figure
     **how,           # arguments of `savefig`
 )->bytes:
-    "A figure as PNG"
     buffer = BytesIO()
     fig.savefig(buffer, format="png", dpi=90, **how)
     return buffer.getvalue()

@@ -239,7 +239,6 @@ def _tensor_names(x:Expected, f:Gguf)->dict[str,str]:
     return {name: here for name, here in found.items() if here in f.tensors}
 
 def _changed_matrices(x:Expected, names:dict[str,str])->list[str]:
-    "Matrices that training has changed"
     both = [n for n in names if n in x.base and x.base[n].shape == x.merged[n].shape]
     return [n for n in both if _common_error(x.base[n], x.merged[n]) > 1e-3]
 

@@ -224,7 +224,6 @@ def compile_layers(
 
 # %% ../../nbs/16_extras/12_kernels.ipynb #270a2e31
 def _epsilon_of_norm(norm)->float|None:
-    "The epsilon of a norm"
     return next((vars(norm)[name] for name in ("variance_epsilon", "eps", "norm_eps") if name in vars(norm)), None)
 
 @torch.no_grad()
@@ -399,7 +398,6 @@ def _changed_names(now:dict, before:dict)->dict:
     return {name: before.get(name, _ABSENT) for name, new in now.items() if before.get(name, _ABSENT) is not new}
 
 def _restore_names(now:dict, before:dict)->None:
-    "Restore the former values of names"
     for name, was in before.items():
         if was is _ABSENT: now.pop(name, None)
         else: now[name] = was

@@ -260,7 +260,6 @@ class LossPanel(Panel):
 # %% ../../nbs/16_extras/06_losses.ipynb #cbe77953
 @patch
 def _bind(self:LossPanel)->None:
-    "Connect the controls to the state"
     for name in ("rank", "shows", "checkpoint"):
         getattr(self, name).observe(lambda change, name=name: self.show(**{name: change["new"]}), "value")
     self.table.observe(lambda change: self._choose_row(change["new"]), "value")

@@ -83,7 +83,6 @@ def _parse_python_calls(text:str, name:str)->list[dict]:
 
 # %% ../../nbs/16_extras/24_message_shapes.ipynb #msh00012
 def _result_message(result:dict)->dict:
-    "The result of a call as a message"
     content, id = first_present(result, _RESULT_CONTENT), first_present(result, _RESULT_ID)
     if isinstance(content, list):
         texts = [_text_in(x) for x in content]

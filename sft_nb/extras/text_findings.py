@@ -85,7 +85,6 @@ _FLAWS = (   # name, share of the rows above which it is reported, what the rows
     ("trailing_blank", .5, "end their answer with a blank or a new line, which is learned", "strip the answers"))
 
 def _answer_text(s:Split, k:int)->str:
-    "The supervised text of an example"
     e = s.tokens[int(k)]
     ids = [i for i, label in zip(e["input_ids"], e["labels"]) if label != -100]
     return s.tokenizer.decode(ids, skip_special_tokens=True).strip()

@@ -26,7 +26,7 @@ from ..model.hardware import free_memory
 from ..model.load import load_base
 from ..planning.bits import in_16_bits
 from ..proof.folder import answer_greedily, FORMAT_NATS
-from ..runs.checkpoint import checkpoint_folders, step_of, weights_digest
+from ..runs.checkpoint import checkpoint_folders, file_sha256, step_of, weights_digest
 from ..runs.directory import check_links, Run
 from ..runs.status import ACTIVE, installed, write_json
 from ..runs.names import named_run
@@ -220,15 +220,12 @@ class CardEvidence:
         return self.run is not None and (self.run.step > self.card.step or self.run.state in ACTIVE)
 
 # %% ../../nbs/16_extras/42_verify.ipynb #vf0fil01
-def _sha256_of(file:Path)->str:
-    with open_regular(file, largest=None) as f: return hashlib.file_digest(f, "sha256").hexdigest()
-
 def _about_file(ev:CardEvidence, name:str, noted:dict)->tuple[str,str]:
     "The level of a file, and why"
     try: file = ev.inside(name)
     except SftError as e: return "contradicted", e.found
     if not file.is_file(): return "stated", "the file is not here"
-    if (found := _sha256_of(file)) == noted["sha256"]: return "consistent", ""
+    if (found := file_sha256(file)) == noted["sha256"]: return "consistent", ""
     return "contradicted", f"the file here has SHA-256 {found[:16]}"
 
 def check_files(ev:CardEvidence)->list[Claim]:
@@ -551,7 +548,6 @@ def check_kept_answers(ev:CardEvidence)->list[Claim]:
 _TIES = 4   # times the noise of a number format
 
 def _questions_of_rows(q:Questions, numbers:list[int])->Questions:
-    "The questions of some rows"
     def pick(values): return [values[k] for k in numbers] if values else values
     rows = dict(pick([*q.rows.items()]))
     lists = {name: pick(getattr(q, name)) for name in ("chats", "prompts", "examples", "clusters", "raw", "opened")}

@@ -101,7 +101,6 @@ def our_quantizer():
 
 # %% ../../nbs/06_model/06_load.ipynb #b773e19b
 def _loading_error(model:str, e:Exception, *, chosen_attention:bool=False)->ConfigError:
-    "The error for a model that cannot be loaded"
     found = f"it cannot be loaded ({type(e).__name__}: {error_summary(e)})"
     expected = "tiny, a folder with config.json and safetensors, or a hub id that can be reached"
     fix = "another {model}"

@@ -102,7 +102,6 @@ def _hub_file_source(name:str)->Source:
     return file_source(file)
 
 def _first_rows(source:Source, n:int, is_percent:bool)->Source:
-    "The first `n` rows, or percent of the rows, of a source"
     if is_percent:
         total = source.total if source.total is not None else sum(1 for _ in source.read())
         n = total * n // 100

@@ -10,9 +10,8 @@ __all__ = ['Split', 'load_split', 'Data', 'examples', 'describe_reasons', 'look_
 import difflib, json, re
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -543,7 +542,6 @@ _REASONING = dict(kept="kept in {:,} turns", removed="removed by the template fr
 _MOST_FILES = 6   # whose rows are counted in a report
 
 def _side_figures(s:Split)->dict:
-    "The figures of one side"
     lengths, total, supervised = s.lengths, int(s.lengths.sum()), int(s.stats["supervised"].sum())
     p50, p95 = np.percentile(lengths, [50, 95])
     counts, edges = np.histogram(lengths, bins=16, range=(0, int(lengths.max())))
@@ -626,7 +624,6 @@ def _say_what_is_learned(one:dict, facts:dict)->str:
     return f"{answers}, as the answer to {prompts}" if prompts else answers
 
 def _learning_summary(facts:dict)->str:
-    "The facts as a paragraph"
     learned, formats = facts["learned"], {one["format"] for one in facts["learned"]}
     each = [_say_what_is_learned(one, facts) for one in learned]
     told = f"Learned: {each[0]}"

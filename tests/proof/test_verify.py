@@ -573,7 +573,7 @@ def test_paths_of_a_card_never_leave_its_folder(run, tmp_path, monkeypatch):
     secret.write_text('{"question": "q", "answer": "a"}\n' * 40)
     (folder/"link.jsonl").symlink_to(secret)
     opened = []
-    monkeypatch.setattr(checking, "_sha256_of", lambda file: opened.append(str(file)) or "")
+    monkeypatch.setattr(checking, "file_sha256", lambda file: opened.append(str(file)) or "")
     for name in ("../../secret.jsonl", str(secret), "link.jsonl"):
         said = json.loads((folder/"card.json").read_text())
         said["files"][name] = dict(bytes=1, sha256="0" * 64)
