@@ -226,8 +226,7 @@ def link_html(
 
 # %% ../../nbs/00_base/02_display.ipynb #fac0car9
 def card_html(
-    title:str,
-    says:str,
+    title:str, says:str,
     *, lines:dict[str,str]|None=None,   # name -> text: Fix, Page ...
     status:str="fail",
 )->Html:
@@ -242,9 +241,7 @@ def card_html(
     return Html(f"<div role='alert' style='{box}'>{badge_html(status, title, wraps=True)}{body}{named}</div>")
 
 def card_text(
-    title:str,
-    says:str,
-    *, lines:dict[str,str]|None=None,
+    title:str, says:str, *, lines:dict[str,str]|None=None,
     colour:bool=False,   # True: with ANSI codes
 )->str:
     "A card as text, with each name and its text on one line"

@@ -357,9 +357,7 @@ def terminal_width()->int:
 
 # %% ../../nbs/15_cli/00_options.ipynb #9e9dfc0b
 def parse_own(
-    command:str,
-    args:list[str],
-    own:dict[str,Option],
+    command:str, args:list[str], own:dict[str,Option],
     *, summary:str,        # first line of the help
     base:Config|None=None, # include settings with these defaults; None: no settings
 )->SimpleNamespace:

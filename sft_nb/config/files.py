@@ -83,8 +83,7 @@ def known_alternative(name:str)->Fix|None:
     return proposals and proposals.ALTERNATIVES.get(plain_name(name))
 
 def unknown_setting_error(
-    name:str,
-    where:str,
+    name:str, where:str,
     tool:str="",       # the tool whose file this is
     *, value:Any=None, # its value, which must fit the name that is proposed; None: unknown
 )->ConfigError:
@@ -303,9 +302,7 @@ def _contradictory_keys(node, path:Path, seen:set[int])->list[ConfigError]:
     return problems
 
 def _no_settings_error(
-    path:Path,
-    text:str,
-    why:str,
+    path:Path, text:str, why:str,
     line:int|None=None,   # counted from 1
 )->ConfigError:
     "The error for a file that is not YAML or holds no settings, with the line and a correction"

@@ -78,8 +78,7 @@ class Evaluator:
     def __init__(self,
         target:Target,
         bench:Workbench,              # with the evaluation's settings
-        questions:Questions,
-        cache:GenerationCache,
+        questions:Questions, cache:GenerationCache,
         *, files:tuple[str,...]=(),   # files with other rows than the run's
         server=None,                  # a `ServerEvaluator` of `sft_nb.extras`; None: load models
         progress:bool=True,
@@ -180,8 +179,7 @@ class Evaluator:
         return base, stored
 
     def baselines_of(self,
-        base:Scores,
-        tuned:Scores,
+        base:Scores, tuned:Scores,
         load,           # returns a context with the base that the run trained on
     )->Baselines:
         "Trivial answers, and with an extension the base with examples in its prompt"
@@ -238,8 +236,7 @@ def change_in_words(figure:str, base:Scores, tuned:Scores)->str:
     return f"{text} (perplexity {format_change(*(math.exp(min(loss, 700.)) for loss in (before, after)))})"
 
 def gains_in_words(
-    base:Scores,
-    tuned:Scores,
+    base:Scores, tuned:Scores,
     by:str,       # the figure to compare by
 )->list[str]:
     "The difference, and the smallest that could have been shown; for free text both loss and f1"
@@ -258,8 +255,7 @@ def gains_in_words(
     return lines
 
 def fallen_in_words(
-    base:Scores,
-    tuned:Scores,
+    base:Scores, tuned:Scores,
     by:str,       # the figure to compare by
 )->str:
     "Which scores of the answers fell, beside a loss that did not rise; empty: none, or it is not the loss that counts"
@@ -501,8 +497,7 @@ def held_out(
 @with_settings(*_SETTINGS, "batch_size", default=None)
 def make_evaluator(
     what:Run|str|Path,        # as for `evaluate`
-    *, checkpoint:str="adapter",
-    trust_remote_code:bool=False,
+    *, checkpoint:str="adapter", trust_remote_code:bool=False,
     cluster:str|None=None,    # column that groups dependent rows; row: independent; None: by record
     shots:int=3,              # training rows in the prompt of a base without the asked form; 0: it is not asked again
     reuse:bool=True,          # False: generate saved answers again

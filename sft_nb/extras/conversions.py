@@ -495,8 +495,7 @@ def _read_unfrozen_parameters(v, given:FileSettings)->Meaning|None:
 
 def _if_it(
     applies:Callable,           # of the value and the other settings
-    meaning:Meaning|Callable,
-    doc:str,
+    meaning:Meaning|Callable, doc:str,
 )->Callable:                    # a function for the table
     "This meaning for values to which it applies; the others need no translation"
     def read(v, given:FileSettings)->Meaning|None:

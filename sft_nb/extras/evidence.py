@@ -89,8 +89,7 @@ class Losses:
 _MOST_LABELS = 6
 
 def measure_losses(
-    model,
-    pairs:list[Pair],
+    model, pairs:list[Pair],
     labels:list[tuple[int,...]],   # the answers, if they are labels
 )->Losses:
     "The loss of each answer, after its own prompt and after another, and of the other labels"

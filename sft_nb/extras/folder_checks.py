@@ -40,8 +40,7 @@ TEXTS = ("Hello world", "The year 2026, 3.14159 and 1,000,000", "  two  spaces\n
 def compare_tokens(
     link:str,
     ours:list[list[int]],     # of `TEXTS`
-    theirs:list[list[int]],
-    fix:Fix,
+    theirs:list[list[int]], fix:Fix,
 )->ProofStage:
     "Do texts become the same tokens?"
     other = [text for text, a, b in zip(TEXTS, ours, theirs) if a != b]
@@ -103,8 +102,7 @@ def folder_tokenizer(x:Expected, f:Folder)->ProofStage:
     return ProofStage("folder", warn(text, fix, check="tokenizer"), stage.figures)
 
 def compare_templates(
-    ours:str|dict|None,
-    theirs:str|dict|None,
+    ours:str|dict|None, theirs:str|dict|None,
 )->str:   # empty if the texts are the same, apart from spaces at both ends
     "The first line in which two chat templates differ, except for a BOS that only one of them writes"
     if not (isinstance(ours, str) and isinstance(theirs, str)):
@@ -150,8 +148,7 @@ def compare_prompts(
     return passed(link, "prompt", "prompts are the same tokens", figures)
 
 def compare_system_prompt(
-    link:str,
-    run:Path,
+    link:str, run:Path,
     tokenizer,             # of the run
     system:str,            # with which all training rows begin
     render:Callable,       # conversation -> `RenderedPrompt`
@@ -182,8 +179,7 @@ def sampling_settings(generation_config:dict)->dict:
     return {k: v for k, v in generation_config.items() if k in NEUTRAL and v not in NEUTRAL[k]}
 
 def compare_context(
-    link:str,
-    reference:Reference,
+    link:str, reference:Reference,
     available:int|None,   # tokens
     fix:Fix|str,
 )->ProofStage:
@@ -215,8 +211,7 @@ def ends_in(config:dict)->list[int]:
     return [ends] if isinstance(ends, int) else ends or []
 
 def compare_length(
-    x:Expected,
-    generation_config:dict,
+    x:Expected, generation_config:dict,
 )->tuple[str,bool]:   # problem, empty if none; is an answer truncated?
     "Does a limit on the length of an answer cut those of the run, or is it less than the run's own limit?"
     name = "max_new_tokens" if generation_config.get("max_new_tokens") else "max_length"
@@ -479,8 +474,7 @@ def folder_system(x:Expected, f:Folder)->ProofStage:
     return compare_system_prompt("folder", x.run, x.bench.tokenizer, x.system_prompt, render)
 
 def file_stages(
-    x:Expected,
-    f:Folder,
+    x:Expected, f:Folder,
     fix:Fix,   # what to look at if a check raises an error without a fix
 )->Iterator[ProofStage]:
     "All that can be compared before the folder is loaded"

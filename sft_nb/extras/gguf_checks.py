@@ -254,8 +254,7 @@ def _is_base(x:Expected, f:Gguf, names:dict[str,str])->bool:
 _SOURCES = (torch.float32, torch.bfloat16, torch.float16)
 
 def source_format(
-    x:Expected,
-    f:Gguf,
+    x:Expected, f:Gguf,
     names:dict[str,str],   # of matrices, in the model and in the file
 )->torch.dtype:
     "The format of the merged folder that a file was converted from: its rounding is in the file, too"

@@ -35,9 +35,7 @@ class Cost(NamedTuple):
 
 @torch.no_grad()
 def token_costs(
-    model,
-    ids:list[int],
-    labels:list[int],
+    model, ids:list[int], labels:list[int],
     *, head:Head|None=None,   # from `head_of`; None: logits of all tokens are computed
 )->Cost:
     "The token losses of a single row, alone in its batch"

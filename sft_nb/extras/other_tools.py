@@ -74,8 +74,7 @@ def translate_setting(
 
 # %% ../../nbs/16_extras/05_other_tools.ipynb #3d76fdef
 def refusal(
-    name:str,
-    value:Any,
+    name:str, value:Any,
     meant:Meaning,   # a meaning with a fix
     where:str,     # where it is set
 )->ConfigError:

@@ -200,9 +200,7 @@ def _with_factors(wrapper, active_adapters:list[str]):
 
 def wrap_packed(
     target,              # a module, or peft's layer around one
-    adapter_name:str,
-    *, parameter_name:str|None=None,
-    **kwargs,
+    adapter_name:str, *, parameter_name:str|None=None, **kwargs,
 ):                       # peft's `ParamWrapper`; None: peft knows what to do
     "LoRA beside packed experts, for `LoraConfig._register_custom_module`"
     from peft.tuners.lora.layer import ParamWrapper

@@ -148,8 +148,7 @@ def plain_number(
     return text
 
 def other_tool_error(
-    file:dict,
-    where:str,
+    file:dict, where:str,
     read_tools:list[str],   # the tools whose files are read
 )->ConfigError|None:        # None: another file
     "The error for a file of a tool whose files are not read; its fix has the settings with an equal here"

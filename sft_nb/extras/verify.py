@@ -120,10 +120,7 @@ class CardEvidence:
         folder:Path,          # of the card
         card:Card,
         run:Run|None=None,    # around the folder
-        *, rows:Path|None=None,
-        base:str|None=None,
-        sample:int=32,
-        remote:bool=False,
+        *, rows:Path|None=None, base:str|None=None, sample:int=32, remote:bool=False,
     ):
         self.folder, self.card, self.run, self.rows = folder, card, run, rows or folder
         self.base, self.sample, self.remote = base, sample, remote

@@ -250,8 +250,7 @@ class Decoder:
     "Answers prompts with one model"
     @with_parameters_of(Sampling)
     def __init__(self,
-        model,
-        tokenizer,
+        model, tokenizer,
         *, batch_size:int=32,           # maximum rows to answer together
         batch_tokens:int=65536,         # maximum tokens of these rows, including answers
         adapters:list[str]|None=None,   # for each prompt, the name of its adapter; None: the active one answers all
@@ -429,8 +428,7 @@ def _check_adapters(model, names:list[str]|None, n:int)->None:
 
 @with_parameters_of(Decoder)
 def continue_tokens(
-    model,
-    tokenizer,
+    model, tokenizer,
     prompts:list[list[int]],          # token ids, none empty
     *, on_answer:Callable|None=None,  # called with the number of a prompt and its answer
     progress:str="",                  # label of a progress bar; none without
@@ -452,8 +450,7 @@ def continue_tokens(
 
 @with_parameters_of(continue_tokens)
 def generate(
-    model,
-    tokenizer,
+    model, tokenizer,
     conversations:list[list[dict]],  # each ends with a user message
     **how,                           # as for `continue_tokens`
 )->list[Generation]:                 # in the order of `conversations`

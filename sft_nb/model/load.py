@@ -333,8 +333,7 @@ def check_weights(
 
 # %% ../../nbs/06_model/06_load.ipynb #432ee2fc
 def load_base(
-    cfg:Config,
-    tokenizer:Any,
+    cfg:Config, tokenizer:Any,
 )->"PreTrainedModel":   # a causal language model, in eval mode, on its device
     "Load the base for `cfg.method`; ConfigError if it cannot be loaded, is broken, or has another tokenizer"
     hardware = find_hardware(**cfg.values(find_hardware))

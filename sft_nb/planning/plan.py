@@ -182,8 +182,7 @@ def _explain_accumulation(planner:Planner, c:Candidate)->tuple[int,str]:
 def _hidden_size(shape)->int|None: return getattr(text_config(shape), "hidden_size", None)
 
 def decisions(
-    planner:Planner,
-    chosen:Candidate,
+    planner:Planner, chosen:Candidate,
 )->dict[str,tuple]:   # setting -> (value, reason)
     "The settings that follow from the chosen way"
     cfg, way, measured = planner.cfg, chosen.way, {}

@@ -164,8 +164,7 @@ def facts(self:Planner, method:str)->SpeedFacts:
 
 # %% ../../nbs/07_planning/03_search.ipynb #718ac0f3
 def memory_strategies(
-    cfg:Config,
-    device:Device,
+    cfg:Config, device:Device,
     *, methods:tuple[str,...]=("lora", "qlora"),   # from `open_methods`
     keeps:bool=True,          # attention outputs can be kept
     recomputes:bool=True,     # layers can be recomputed
@@ -193,8 +192,7 @@ def memory_strategies(
 # %% ../../nbs/07_planning/03_search.ipynb #ad283afd
 @patch
 def step(self:Planner,
-    way:MemoryStrategy,
-    batch:BatchLengths,
+    way:MemoryStrategy, batch:BatchLengths,
     *, train:bool=True,   # False: an evaluation
 )->Step:
     "Bytes of a pass over `batch`, in addition to what is held between steps"
@@ -262,8 +260,7 @@ class Candidate:
 
 @patch
 def rate(self:Planner,
-    way:MemoryStrategy,
-    batch:BatchLengths,
+    way:MemoryStrategy, batch:BatchLengths,
     *, activations:int=0,   # bytes
 )->float:
     "Estimated tokens per second, padding not counted"

@@ -84,9 +84,7 @@ def waiting_bytes(facts:SpeedFacts, batch:BatchLengths, way:MemoryStrategy)->int
     return 2 * batch.tokens * facts.layers * numbers
 
 def pass_seconds(
-    facts:SpeedFacts,
-    batch:BatchLengths,
-    device:Device,
+    facts:SpeedFacts, batch:BatchLengths, device:Device,
     *, activations:int,     # bytes
     way:MemoryStrategy=MemoryStrategy("lora"),    # noqa: B008  (it is frozen); its method is not looked at
     fused:bool=True,        # True: our or Liger's kernels; False: those of transformers and peft

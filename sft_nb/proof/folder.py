@@ -56,10 +56,7 @@ class GreedyAnswer:
 
 @torch.no_grad()
 def answer_greedily(
-    model,
-    tokenizer,
-    conversations:list[list[dict]],
-    *, max_new_tokens:int=48,
+    model, tokenizer, conversations:list[list[dict]], *, max_new_tokens:int=48,
     like:list[GreedyAnswer]|None=None,   # compute `top` at the tokens of these answers; None: at its own
 )->list[GreedyAnswer]:
     "One prompt at a time, so that padding makes no difference; of the model's settings only the end tokens are kept"
@@ -292,8 +289,7 @@ class Expected:
 
 # %% ../../nbs/13_proof/01_folder.ipynb #6cc4358b
 def lead_where_parting(
-    ours:GreedyAnswer,
-    theirs:GreedyAnswer,
+    ours:GreedyAnswer, theirs:GreedyAnswer,
 )->float:   # 0: the same; infinite: only one of them ends there
     "By how many nats our token led theirs where two answers diverge"
     if (ours.tokens, ours.ended) == (theirs.tokens, theirs.ended): return 0.

@@ -104,8 +104,7 @@ def _cut_row(ids:list[int], labels:list[int])->tuple[list[int],int]:
 
 @torch.no_grad()
 def probe(
-    model:Any,
-    tokenizer:Any,
+    model:Any, tokenizer:Any,
     conversations:list[list[dict]],  # each ends with a user message
     *, rows:list[tuple[list[int],list[int]]]|None=None,   # ids and labels: compute logits on these
     like:Probe|None=None,            # compute logits on the sequences of this probe

@@ -378,8 +378,7 @@ class Mixture:
         self.rename.check_columns_were_found(unread if self.n else ())
 
     def expand_record(self,
-        record:dict|SftError,
-        place:str,
+        record:dict|SftError, place:str,
     )->list[dict|SftError]:   # at least one
         "The rows of a record, with its columns renamed to the task's fields; the error for a record without rows"
         if isinstance(record, SftError): return [record]

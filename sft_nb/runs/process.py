@@ -91,8 +91,7 @@ def _directory_identity(folder:Path)->str:
 def _write_process(
     folder:Path,       # directory of a run
     name:str,          # owner.json or process.json
-    process:Process,
-    **more,
+    process:Process, **more,
 )->None:
     write_json(folder/name, asdict(process) | dict(folder=_directory_identity(folder)) | more)
 

@@ -44,8 +44,7 @@ def environment(
 
 # %% ../../nbs/10_runs/01_status.ipynb #2fcca4ec
 def write_text(
-    file:Path,
-    text:str,
+    file:Path, text:str,
     *, ours:bool=False,  # True: contains no free text
 )->None:
     "Write a file in one piece and without secrets"

@@ -52,9 +52,7 @@ def _digest_of(words:list[bytes])->str:
     return h.hexdigest()
 
 def token_inputs(
-    cfg:Config,
-    task:Task,
-    tokenizer,
+    cfg:Config, task:Task, tokenizer,
 )->dict[str,str]:   # name -> value or digest; non-settings first
     "All that tokens depend on, but for the rows and the code"
     large = dict(tokenizer=_tokenizer_digest(tokenizer), chat_template=str(tokenizer.chat_template),
@@ -83,10 +81,7 @@ def _code_digest(task:Task)->str:
                        repr(sorted(values.items())).encode(), *codes])
 
 def cache_key(
-    cfg:Config,
-    task:Task,
-    tokenizer,
-    rows:Mixture,
+    cfg:Config, task:Task, tokenizer, rows:Mixture,
     *, digest:str|None=None,   # digest of the rows, if known
 )->str|None:                   # None: it cannot be determined
     "A key that changes when a token could"

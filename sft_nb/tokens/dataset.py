@@ -494,10 +494,7 @@ def _find_in_template(t:Template)->list[Finding]:
     return out
 
 def find_all(
-    cfg:Config,
-    tokenizer,
-    train:Split,
-    eval:Split|None,
+    cfg:Config, tokenizer, train:Split, eval:Split|None,
     *, train_ends:bool=True,  # False: skip the check that training answers end
 )->list[Finding]:
     "All findings about both sides, their overlap, and the template"

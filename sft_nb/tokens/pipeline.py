@@ -155,9 +155,7 @@ class SkeletonMismatch(Exception): "A faster way to split conversations was wron
 class Reader:
     "Rows of one side -> batches with their tokens"
     def __init__(self,
-        cfg:Config,
-        task:Task,
-        t:Template,
+        cfg:Config, task:Task, t:Template,
         *, skeletons:bool=True,  # False: run the template for every conversation, also with the extras
     ):
         self.cfg, self.task, self.t = cfg, task, t

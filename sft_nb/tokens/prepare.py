@@ -137,11 +137,7 @@ def _drop_near_duplicates(cfg:Config, task:Task, tokenizer, rows:Mixture, folder
     _write_side(cfg, task, tokenizer, rows, "train", folder, False, near_duplicates=found)
 
 def make_split(
-    cfg:Config,
-    task:Task,
-    tokenizer,
-    rows:Mixture,
-    *, name:str="train",
+    cfg:Config, task:Task, tokenizer, rows:Mixture, *, name:str="train",
     key:str|None=None,     # cache key; None: not cached
     digest:str|None=None,  # digest of the rows when the key was made; None: not checked again
 )->Split:

@@ -403,8 +403,7 @@ def _with_blocks_apart(messages:list[dict], t:Template)->list[dict]:
     return [apart(m) for m in messages]
 
 def lay_out_fitted(
-    messages:list[dict],
-    t:Template,
+    messages:list[dict], t:Template,
     **how,   # as for `split_conversation`
 )->list[list[Chunk]]:
     "Examples of a conversation as this template can write it, if necessary with reasoning beside the text"

@@ -66,8 +66,7 @@ def row_loss(
 def non_finite_rows(
     model,
     rows:dict[int,dict],  # number -> `input_ids` and `labels`
-    collate:Callable,
-    *, supervised:bool,
+    collate:Callable, *, supervised:bool,
 )->list[int]:             # empty: only all together, dropout or the backward pass fails
     "The rows whose loss alone is not finite"
     return [k for k, r in rows.items() if not row_loss(model, collate([r]), supervised=supervised)[0].isfinite()]
@@ -282,8 +281,7 @@ def first_rows(
 class Guards(TrainerCallback):
     "Monitors a training and writes its findings to guards.json and receipt.json"
     def __init__(self,
-        bench:Workbench,
-        run:Run,
+        bench:Workbench, run:Run,
         stop:StopRequest,   # used to stop if `on_collapse` is stop
     ):
         self.bench, self.cfg, self.run, self.stop = bench, bench.cfg, run, stop

@@ -103,8 +103,7 @@ def chooses_best(run:Run)->bool:
     return bool(cfg.load_best_model_at_end or cfg.early_stopping_patience)
 
 def best_folder(
-    run:Run,
-    state:TrainerState,
+    run:Run, state:TrainerState,
 )->Path|None:   # None: the final state is the result
     "The checkpoint that becomes the result"
     if not chooses_best(run): return None

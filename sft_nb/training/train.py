@@ -142,8 +142,7 @@ def _count_kernels(bench:Workbench)->dict[str,int]:
     return dict(one_product=0, liger=0) if kernels is None else kernels.count_kernels(bench.model)
 
 def build_trainer(
-    bench:Workbench,
-    run:Run,
+    bench:Workbench, run:Run,
     *, stop:"StopRequest|None"=None,   # to stop early; None: only `max_time`
     checkpoint:Path|None=None,    # to resume from
 )->"SupervisedTrainer":
