@@ -129,7 +129,9 @@ class Finder(ast.NodeVisitor):
         if isinstance(node.op, (ast.Not, ast.USub)):
             is_label = isinstance(node.operand, ast.Constant) and node.operand.value == 100
             if is_label: self.add("wrong label", self.start(node), self.end(node), "0")
-            else: self.add("sign or not dropped", self.start(node), self.start(node.operand), "")
+            else:   # the operand may stand in parentheses
+                at = self.start(node)
+                self.add("sign or not dropped", at, at + len("not" if isinstance(node.op, ast.Not) else "-"), "")
             return
         self.generic_visit(node)
 

@@ -571,12 +571,12 @@ def test_a_table_of_runs_fits_and_leaves_out_what_is_not_known(capsys):
 def test_reports_fit_the_terminal_and_fixes_stay_whole(trained):
     from sft_nb.base.display import wrap_report
     lines = wrap_report(
-        "  tuned  100.0%  (20 of 20; 95% interval 83.9% to 100.0%)   100% in the asked form\n"
-        "  trained                      LoRA reaches 99.9% of the weights; embeddings and head are frozen\n"
+        "  tuned  100.0%  (20 of 20; 95% interval 83.9% to 100.0%)   100% in the expected form\n"
+        "  trained                      LoRA reaches 99.9% of the layer weights; embeddings and head are frozen\n"
         f"  ! rows_dropped: {'word ' * 20}Fix: sft_nb train --train-file {'x' * 90} --max-length 74", 80).split("\n")
     assert lines[:4] == ["  tuned  100.0%  (20 of 20; 95% interval 83.9% to 100.0%)",
-                         "                 100% in the asked form",
-                         "  trained                      LoRA reaches 99.9% of the weights; embeddings and",
+                         "                 100% in the expected form",
+                         "  trained                      LoRA reaches 99.9% of the layer weights; embeddings and",
                          "                               head are frozen"]
     assert lines[-1].strip() == f"Fix: sft_nb train --train-file {'x' * 90} --max-length 74"
     assert all(len(line) <= 80 for line in lines[:-1])

@@ -529,10 +529,11 @@ def preflight(
             summary, facts = "", {}
             if "extent" in vars(evidence):
                 summary, facts = training_summary(bench, figures.get("estimated_seconds_of_all_steps"))
+            task = (bench.data.cfg if "data" in vars(bench) else bench.requested).task
             evidence = None   # so that closing the workbench releases everything
     loaded = None
     seconds = dict(seconds=round(time.monotonic() - began, 1))
-    title = f"preflight: {bench.requested.task} with {bench.requested.model}"
+    title = f"preflight: {task} with {bench.requested.model}"
     report = Report(title, seconds | figures, findings, good="ready", summary=summary, facts=facts)
     if report.failed and keep_model: bench.given["model"] = given
     if "data" in vars(bench) and "cfg" in vars(bench):

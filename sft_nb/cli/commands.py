@@ -113,7 +113,8 @@ def data_command(args:list[str])->int:
     if options.dropped and (all_dropped := len(data.dropped)):
         _print_text(f"{len(more['dropped']):,} of {pluralise(all_dropped, 'dropped row')} shown:")
     for d in more.get("dropped", ()):
-        _print_text(f"{d['where']}: {d['reason']}: {json.dumps(d['row'], ensure_ascii=False)[:200]}")
+        row = "" if [*d["row"]] == ["error"] else f": {json.dumps(d['row'], ensure_ascii=False)[:200]}"
+        _print_text(f"{d['where']}: {d['reason']}{row}")
     if options.show: _print_text(f"\n{len(more['shown']):,} of {pluralise(len(data.train.lengths), 'example')} shown:")
     for x in more.get("shown", ()):
         _print_text(f"\n{x['where']}: {x['supervised']} of {x['tokens']} tokens are supervised\n{x['text']}")

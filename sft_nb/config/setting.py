@@ -92,9 +92,10 @@ def parse_duration(
     return float(sum(float(n) * _UNIT_SECONDS[unit] for n, unit in _DURATION.findall(text)))
 
 def parse_count(
-    v:str,   # 10k, 1.5m, 1,000
+    v:str,   # 10k, 1.5m, 1,000, 5%
 )->Any:      # a number; other texts are returned unchanged
     "Parse an abbreviated number"
+    if share := re.fullmatch(r"(\d{1,3}(?:\.\d+)?) ?%", v.strip()): return float(share[1]) / 100
     found = re.fullmatch(r"(\d{1,3}(?:,\d{3}){1,5}|\d{1,18}(?:\.\d+)?)([km]?)", v.strip().lower())
     if found is None or not (found[2] or "," in found[1]): return v
     return int(float(found[1].replace(",", "")) * dict(k=1e3, m=1e6).get(found[2], 1))
@@ -163,7 +164,7 @@ def suggest(self:Setting, v)->Any:
     if self.type is bool: return bool(v) and str(v).lower() not in ("0", "false", "n", "no", "none", "off")
     if not isinstance(v, (str, int, float)): return otherwise
     if isinstance(v, str): v = parse_duration(v) if self.is_duration else parse_count(v)
-    for kind in (int, float, str):
+    for kind in (float, int, str) if isinstance(v, float) else (int, float, str):
         try: near = kind(v)
         except (ValueError, OverflowError): continue
         if fits_type(near, self.type) and not self.broken_limit(near, ""): return near

@@ -87,7 +87,7 @@ def parse_count(v: str) -> Any:
     """Parse an abbreviated number
     
     Args:
-        v: 10k, 1.5m, 1,000"""
+        v: 10k, 1.5m, 1,000, 5%"""
 
 def as_pairs(arguments: dict[str, Any]) -> tuple[str, ...]:
     """Arguments as a list of NAME=VALUE, from which `named_arguments` makes them again"""

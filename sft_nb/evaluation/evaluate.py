@@ -6,7 +6,7 @@
 __all__ = ['KNOWS_THE_FORM', 'WITH_THOUGHTS', 'BaseAndTuned', 'Evaluator', 'training_rows', 'rows_in_words',
            'detectable_in_words', 'change_in_words', 'gains_in_words', 'fallen_in_words', 'scores_table',
            'scored_with_thoughts', 'Evaluation', 'evaluation_settings', 'held_out', 'make_evaluator', 'evaluate',
-           'save_evaluation']
+           'known_forgetting', 'save_evaluation']
 
 # %% ../../nbs/12_evaluation/05_evaluate.ipynb #4bb0b66c
 import difflib, math, time
@@ -267,7 +267,7 @@ def fallen_in_words(
              for name, d in fallen.items()]
     return f"the loss is lower, and the answers are worse: {', '.join(words)}"
 
-_SHARES = ("95% interval", "in the asked form", "stopped by itself")   # headings of three columns
+_SHARES = ("95% interval", "in the expected form", "stopped by itself")   # headings of three columns
 
 def scores_table(
     scores:list[Scores],   # scores of models on the same rows
@@ -499,7 +499,7 @@ def make_evaluator(
     what:Run|str|Path,        # as for `evaluate`
     *, checkpoint:str="adapter", trust_remote_code:bool=False,
     cluster:str|None=None,    # column that groups dependent rows; row: independent; None: by record
-    shots:int=3,              # training rows in the prompt of a base without the asked form; 0: it is not asked again
+    shots:int=3,              # training rows in the prompt of a base without the expected form; 0: it is not asked
     reuse:bool=True,          # False: generate saved answers again
     progress:bool=True,
     server:str|None=None,     # address of a server; None: load models
@@ -586,10 +586,20 @@ def _rows_of_fuller(run:Run, e:Evaluation, file:Path)->int:
     if known is None or known.by != e.by or known.tuned.n <= e.tuned.n or known.outdated(run): return 0
     return known.tuned.n
 
+def known_forgetting(run:Run, e:Evaluation)->Forgetting|None:
+    "The forgetting of an evaluation; where it did not measure it, that of another of the same weights, or None"
+    if e.forgotten is not None or not e.weights: return e.forgotten
+    for file in sorted((run.path/"eval").glob(f"{e.checkpoint}*.json")):
+        try: known = Evaluation.load(file)
+        except SftError: continue   # damaged
+        if known.weights == e.weights and known.forgotten is not None: return known.forgotten
+    return None
+
 def save_evaluation(e:Evaluation, evaluator:Evaluator)->None:
     "Write it into its run, if it has one, with the score by which checkpoints are kept"
     run = evaluator.target.run
     if run is None: return
+    e = replace(e, forgotten=known_forgetting(run, e))   # the file may be written over
     other = "".join(f"-{Path(name).stem}" for name in evaluator.files)
     if e.server is not None: other += "-served"
     if evaluator.target.config.task != run.config.task: other += f"-{evaluator.questions.task.name}"

@@ -229,7 +229,7 @@ def make_evaluator(what: Run | str | Path, *, checkpoint: str='adapter', trust_r
     Args:
         what: as for `evaluate`
         cluster: column that groups dependent rows; row: independent; None: by record
-        shots: training rows in the prompt of a base without the asked form; 0: it is not asked again
+        shots: training rows in the prompt of a base without the expected form; 0: it is not asked
         reuse: False: generate saved answers again
         server: address of a server; None: load models
         served: name of the model on the server; None: the only one
@@ -247,6 +247,9 @@ def evaluate(what: Run | str | Path, *, checkpoint: str='adapter', general: bool
         general: True, or a file: also measure forgetting on general texts
         trust_remote_code: True: trust code named by the config
         how: metrics, by, server, cluster, reuse, progress; task, eval_file, eval_samples, max_new_tokens, device ..."""
+
+def known_forgetting(run: Run, e: Evaluation) -> Forgetting | None:
+    """The forgetting of an evaluation; where it did not measure it, that of another of the same weights, or None"""
 
 def save_evaluation(e: Evaluation, evaluator: Evaluator) -> None:
     """Write it into its run, if it has one, with the score by which checkpoints are kept"""

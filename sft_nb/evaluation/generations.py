@@ -117,7 +117,7 @@ class Scores:
     def answered(self)->float: return sum(a.got is not None for a in self.answers) / self.n
     @property
     def in_form(self)->float:
-        "The share of answers in the asked form: they can be parsed and, where targets are labels, are one of these"
+        "The share of answers in the expected form: they can be parsed and, where targets are labels, are one of these"
         labels = labels_of([a.expected for a in self.answers])
         return sum(a.got is not None and (not labels or a.got in labels) for a in self.answers) / self.n
     @property
@@ -141,7 +141,7 @@ class Scores:
         low, high = self.interval
         right = f"mean of {self.n}, {self.correct} in full" if self.graded else f"{self.correct} of {self.n}"
         sure = f"{right}; 95% interval {low:.1%} to {high:.1%}"
-        shares = f"{self.in_form:.0%} in the asked form; {self.ended:.0%} stopped by themselves"
+        shares = f"{self.in_form:.0%} in the expected form; {self.ended:.0%} stopped by themselves"
         figures = {k: v for k, v in shown_figures(self.figures).items() if not short or k not in self.more_figures(by)}
         more = {k: f"{k} {v:.3g}" for k, v in figures.items() if k not in ("accuracy", "answered", "ended")}
         accuracy = f"{self.model:<6} {self.accuracy:6.1%}  ({sure})   {shares}"

@@ -195,7 +195,7 @@ class Sweep(Ranking):
             if name in self.forgotten:
                 line |= {_GENERAL: f"{self.forgotten[name].rise:+.1%}", "nats": f"{self.forgotten[name].kl:.3g}"}
             line |= {k: f"{v:.4g}" for k, v in shown_figures(scores.figures).items() if k not in (self.by, "answered")}
-            if any(a.n_tokens for a in scores.answers): line["in the asked form"] = f"{scores.in_form:.0%}"
+            if any(a.n_tokens for a in scores.answers): line["in the expected form"] = f"{scores.in_form:.0%}"
             lines.append(line | {"stopped by itself": f"{scores.ended:.0%}"})
         if self.baselines is not None and self.baselines.matters(self.checkpoints[self.best]):
             best = self.baselines.best

@@ -28,7 +28,7 @@ from ..runs.checkpoint import MANIFEST
 from ..runs.directory import check_permissions, open_run, Run, SYSTEM_PROMPT_FILE
 from ..runs.metrics import curves_html
 from ..runs.provenance import base_folder, changes
-from ..evaluation.evaluate import Evaluation, fallen_in_words
+from ..evaluation.evaluate import Evaluation, fallen_in_words, known_forgetting
 from ..evaluation.generations import Answer, LEADING, Scores
 from ..evaluation.verdict import decide, SEEN
 from .datasets import is_hub_dataset
@@ -310,6 +310,7 @@ def _scores_of(run:Run, checkpoint:str)->tuple[dict,str,list[dict]]:
     if not file.exists(): return {}, "no score is known", []
     e = Evaluation.load(file)
     if why := e.outdated(run): return {}, f"the known scores are outdated: {why}", []
+    e = replace(e, forgotten=known_forgetting(run, e))
     found = [dict(check=f.check, status=f.status, says=f.says) for f in e.findings if f.status == "warn"]
     return evaluation_in_card(hash_answers(e)), "", found
 
@@ -414,6 +415,9 @@ def readme_block(card:Card)->str:
     lines += ["## Settings", "\n".join(["| setting | value | from |", "|---|---|---|", *cells])]
     own = ("repeat", "verify")
     lines += ["## Repeat and check", "\n".join(_as_code(card.commands[name]) for name in own if name in card.commands)]
+    if needed := [*(c.get("train_file") or ()), *(c.get("eval_file") or ())]:
+        there = ", ".join(f"`{name}`" for name in needed if not is_hub_dataset(name))
+        if there: lines.append(f"To repeat it, {there} must be in the folder of `card.json`.")
     serve = [f"{_in_cell(name)}:\n\n{_as_code(line)}" for name, line in card.commands.items() if name not in own]
     if card.result == "adapter": serve.append("MERGED is the folder that `sft_nb merge RUN` writes.")
     return "\n\n".join([*lines, "## Serve", *serve, _END]) + "\n"

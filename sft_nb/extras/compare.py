@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..base.display import Drawn
 from ..base.view import own_fields, part_html, View, Viewable
-from ..base.report import ConfigError, edit
+from ..base.report import as_fix, ConfigError, edit, pluralise
 from ..config.load import with_parameters_of
 from ..runs.directory import Run
 from ..runs.locate import find_target
@@ -58,7 +58,8 @@ class Comparison(Viewable):
         lines = [f"{name}  {e.title}\n   {e.tuned.line(e.by)}" for name, e in both.items()]
         table = part_html(scores_table(scores, by=self.a.by, baselines=self.b.baselines))
         return View("", f"{self.headline}: {result.reason}", self.headline, SEEN[result.says],
-                    parts=[Drawn("\n".join(lines), table), *self.notes],
+                    parts=[f"{self.a.by} on {pluralise(self.a.tuned.n, 'row')}", Drawn("\n".join(lines), table),
+                           *self.notes],
                     data=own_fields(self) | dict(says=result.says, reason=result.reason))
 
 def _row_keys(e:Evaluation)->list[tuple[str,str,str]]: return [(x.where, x.prompt, x.expected) for x in e.tuned.answers]
@@ -96,8 +97,9 @@ def compare(
         first, second = _keep_rows(first, common), _keep_rows(second, common)
     if _row_keys(first) != _row_keys(second):
         found = f"{first.tuned.n} and {second.tuned.n} held-out rows, and not the same ones"
-        files = next((list(run.config.eval_file) for run in runs if run and run.config.eval_file), ["rows.jsonl"])
-        raise ConfigError(where, found, "the same rows", edit(eval_file=files))
+        files = next((list(run.config.eval_file) for run in runs if run and run.config.eval_file), None)
+        fix = edit(eval_file=files) if files else "a file that both can answer in {eval_file}"
+        raise ConfigError(where, found, "the same rows", as_fix(fix) | "each with its own base: sft_nb evaluate")
 
     by, pairs = first.by, zip(first.tuned.answers, second.tuned.answers)
     if by == "loss" and any(x.figures.get("supervised") != y.figures.get("supervised") for x, y in pairs):

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from fastcore.basics import patch
 
-from ..base.report import error_summary, SftError
+from ..base.report import error_summary, Report, SftError
 from ..tokens.conversations import conversation
 from ..tokens.dataset import Data, Split
 from ..tokens.encode import end_ids
@@ -217,6 +217,13 @@ class Case:
         file = self.run.path/"eval"/"adapter.json"
         found = Evaluation.load(file) if file.exists() else None
         return None if found is None or found.outdated(self.run) else found
+    @cached_property
+    def warned(self)->dict[str,str]:
+        "Check -> warning of its training or its saved scores"
+        file = self.run.path/"guards.json"
+        of_training = Report.load(file).findings if file.exists() else []
+        of_scores = [] if self.part("saved") is None else self.saved.findings
+        return {f.check: f.says for f in [*of_training, *of_scores] if f.status in ("warn", "fail")}
     @cached_property
     def is_asked_alike(self)->tuple[bool,int]:
         "Were the saved answers given to the prompts of the run's config? And the most tokens that they could have"

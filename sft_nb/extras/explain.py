@@ -9,7 +9,8 @@ __all__ = ['SURE', 'CAUSES', 'Cause', 'Experiment', 'Explanation', 'explain']
 import math, time
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -657,6 +658,7 @@ class Explanation(Viewable):
     missing:dict[str,str]       # what could not be looked at -> why
     budget:float                # seconds
     spent:float
+    warned:dict[str,str]=field(default_factory=dict)   # check -> what training and scores warn of
 
     @property
     def best(self)->Cause|None: return self.causes[0] if self.causes else None
@@ -665,7 +667,8 @@ class Explanation(Viewable):
         cause = self.best
         if cause is not None and cause.sure != "possible": return f"{CAUSES[cause.name]} ({cause.sure})"
         n, done = len(self.tried), sum(t.seconds is not None for t in self.tried)
-        by = f"in its files, and by {pluralise(done, 'experiment')}"
+        known = f" but its own warnings ({', '.join(self.warned)})" if self.warned else ""
+        by = f"in its files{known}, and by {pluralise(done, 'experiment')}"
         if n > done: by += f" of {n}"
         text = f"nothing was found {by}" if cause is None else f"nothing is certain or likely {by}"
         if self.is_good: return f"{text}: its scores are good, or clearly better than the base's"
@@ -678,6 +681,7 @@ class Explanation(Viewable):
         lines = [dict(tried=t.asks, cost=duration(t.cost, ""), took=duration(t.seconds, "not done"), result=t.says)
                  for t in self.tried]
         parts = [about.removeprefix("; ")] + [Table(lines, left=["tried", "result"], wraps=True)] * bool(lines)
+        parts += [f"it warned of {name}: {says}" for name, says in self.warned.items()]
         parts += [f"not looked at: {name.replace('_', ' ')}: {why}" for name, why in self.missing.items()
                   if name not in {t.name for t in self.tried}]
         sure = self.best.sure if self.best else ""
@@ -731,7 +735,9 @@ def explain(
         causes = [replace(c, fix=_as_command(c.fix, run)) for c in explainer.causes]
         try: score = case.score
         except Missing: score = None
+        warned = {}
         good = _is_good(case) or bool(score is not None and score.is_better)
+        with suppress(Missing): warned = case.part("warned")
         return Explanation(run.name, run.state, str(score or ""), good, causes, explainer.tried, case.missing,
-                           seconds, explainer.spent)
+                           seconds, explainer.spent, warned)
     finally: case.close()

@@ -81,7 +81,7 @@ def with_few_shot(
     evaluator:Evaluator, base:Scores, tuned:Scores,
     load,           # returns a context with the base that the run trained on
 )->Baselines:
-    "The evaluator's baselines, and the base with examples in its prompt where it was worse and not in the asked form"
+    "The evaluator's baselines, and the base with examples in its prompt where it did not answer in the expected form"
     made, by, questions = evaluator.baselines, evaluator.questions.by, evaluator.questions
     is_known = base.in_form >= KNOWS_THE_FORM or not is_better(paired(base, tuned, by))
     if not evaluator.shots or is_known or not questions.prompts: return made

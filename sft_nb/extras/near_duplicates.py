@@ -21,6 +21,7 @@ from ..rows.sources import Mixture, open_rows
 from ..tokens.accounting import piece_checksums
 from ..tokens.conversations import conversation
 from ..tokens.dataset import Data, Split
+from .text_findings import fix_to_leave_out
 
 # %% ../../nbs/16_extras/43_near_duplicates.ipynb #nrd0par1
 _SHARED, _SHARED_ROWS = .05, 20   # what is in more than this share of the rows, and in more rows, tells none apart
@@ -254,6 +255,7 @@ def held_out_twins(
             if key in first and not same[k] and 2 * len(with_answer[key]) >= len(with_words[key[0]])]
 
 # %% ../../nbs/16_extras/43_near_duplicates.ipynb #nrd0fin2
+_MOST_LISTED = 20   # rows in a command
 _FEW_ROWS, _FEW_SHARE = 10, .3   # of the examples: if fewer would remain, it is not proposed to drop any
 
 def _in_words(split:Split, k:int)->str: return split.name_rows([k])
@@ -293,8 +295,10 @@ def find_near(data:Data)->list[Finding]:
                 f"{'stands' if len(leaks) == 1 else 'stand'} in the training rows, as that of "
                 f"{data.eval.row(k)[0]} in {data.train.row(j)[0]}")
         one_file = data.cfg.eval_fraction or data.cfg.eval_rows
-        out.append(warn(text, "take them out of {train_file}" + ("" if one_file else " or {eval_file}"),
-                        check="held_out_nearly"))
+        fix = "take them out of {train_file}" + ("" if one_file else " or {eval_file}")
+        asked_there = [train.row(k)[0] for k in sorted({k for _, k in leaks})[:_MOST_LISTED + 1]]
+        if len(asked_there) <= _MOST_LISTED: fix = fix_to_leave_out(train, asked_there, "leaks", fix)
+        out.append(warn(text, fix, check="held_out_nearly"))
     known = dict(leaks)
     if twins := [(k, j) for k, j in held_out_twins(data) if k not in known]:
         (k, j), n = twins[0], len(data.eval)

@@ -448,7 +448,7 @@ class Reach:
 
     def __str__(self):
         frozen = [*(("routers",) if self.experts > 1 and not self.trains_routers else ()), *self.frozen_ends]
-        text = f"LoRA reaches {self.share:.1%} of the weights"
+        text = f"LoRA reaches {self.share:.1%} of the layer weights"
         if frozen:
             named = " and ".join(filter(None, [", ".join(frozen[:-1]), frozen[-1]]))
             text += f"; {named} {'is' if frozen == ['head'] else 'are'} frozen"

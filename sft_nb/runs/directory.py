@@ -64,9 +64,11 @@ class Run(Viewable):
         self._config = None                 # the config that was read last, and the state of its file
         if is_denied(self.path/"config.json"): raise denied_error(f"run {self.name!r}", self.path/"config.json")
         if os.path.lexists(self.path/"config.json"): return   # whether it can be read is seen when it is
-        near = ", ".join(p.name for p in run_folders(self.path.parent)[-5:])
+        here = self.path.parent if run_folders(self.path.parent) else Path("runs")
+        near = ", ".join(p.name for p in run_folders(here)[-5:])
         found = "there is no config.json in it" if os.path.isdir(self.path) else "there is no such directory"
-        expected = f"the newest here are {near}" if near else "the directory of a run"
+        place = "here" if here == self.path.parent else "in runs"
+        expected = f"the newest {place} are {near}" if near else "the directory of a run"
         raise MissingRunError(f"run {str(self.path)!r}", found, expected, command("sft_nb runs", "list_runs()"))
 
     @classmethod

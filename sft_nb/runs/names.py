@@ -100,6 +100,7 @@ def run_folders(root:Path)->list[Path]:
     except (OSError, ValueError): return []   # an invalid file name is a ValueError
     for entry in entries:
         config = Path(entry, "config.json")
+        if os.path.lexists(Path(entry, "tokenizer_config.json")): continue   # a model
         try: found[entry.name] = os.lstat(config).st_mtime
         except OSError: continue
         if is_denied(config): del found[entry.name]

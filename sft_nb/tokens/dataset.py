@@ -85,8 +85,12 @@ class Split:
     def row(self,
         example:int,        # number of the example in this split
     )->tuple[str,dict]:     # place and row
-        "The place and row of an example; the source is read again up to that row"
-        return next(islice(iter(self.source), int(self.stats["row"][example]), None))
+        "Place and row of an example; the source is read again up to that row; `SftError` if its rows have changed"
+        number = int(self.stats["row"][example])
+        found = next(islice(iter(self.source), number, None), None)
+        if found is not None: return found
+        names = ", ".join(source.name for source in self.source.sources)
+        raise SftError(names, f"row {number + 1} is no longer in it", "the rows as prepared", "prepare them again")
 
     def name_rows(self,
         examples:list[int],   # in ascending order

@@ -460,7 +460,8 @@ def keep(self:Guards,
 def _as_seen(self:Guards, n:int)->dict:
     train = self.bench.data.train
     ids, labels = train.tokens[n]["input_ids"], train.tokens[n]["labels"]
-    where, _ = train.row(n)
+    try: where, _ = train.row(n)
+    except SftError: where = f"row {int(train.stats['row'][n]) + 1} of the training rows"   # the file has changed
     supervised = sum(label != -100 for label in labels)
     text = redact(self.bench.tokenizer.decode(ids))
     return dict(row=n, where=where, tokens=len(ids), supervised=supervised, text=text)

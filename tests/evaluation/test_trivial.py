@@ -36,7 +36,7 @@ def answered(name, questions, texts): return score_generations(name, questions, 
 
 @pytest.mark.parametrize("task", ["chat", "classify"])
 def test_a_model_that_always_says_one_word_is_not_better(tokenizer, task):
-    "56.7% against 0% of a base that never answers in the asked form; to say one word every time gives 53.3%"
+    "56.7% against 0% of a base that never answers in the expected form; to say one word every time gives 53.3%"
     questions = nli_questions(tokenizer, task)
     base = answered("base", questions, ["The premise says so."] * 60)
     tuned = answered("tuned", questions, ["entailment"] * 58 + ["neutral"] * 2)
@@ -175,7 +175,7 @@ def test_the_base_is_asked_again_with_examples_and_both_gains_are_shown(trained,
     line = next(line for line in str(e).splitlines() if "base with 3 examples in its prompt" in line)
     assert "over it +" in line and "100 rows" in line
     assert evaluate(trained, shots=0, **files).baselines.few_shot is None
-    says |= {"base": lambda talk: "neutral"}   # in the asked form
+    says |= {"base": lambda talk: "neutral"}   # in the expected form
     assert evaluate(trained, **files).baselines.few_shot is None
     says |= {"base": lambda talk: "?", "tuned": lambda talk: "?"}   # no better
     assert evaluate(trained, **files).baselines.few_shot is None

@@ -6,7 +6,7 @@ import pytest
 
 from sft_nb.config.load import load_config
 from sft_nb.base.display import format_bytes
-from sft_nb.extras.html_report import page_parts, run_page
+from sft_nb.extras.html_report import memory_part, page_parts, run_page
 from sft_nb.base.report import ConfigError, Report, SftError, fail
 from sft_nb.runs.directory import create_run
 
@@ -140,3 +140,8 @@ def test_a_verdict_is_a_badge(evaluation):
     both = Comparison(evaluation, evaluation, evaluation.difference)
     assert f"– {said.says}" in said._repr_html_() and str(said.difference) in said._repr_html_()
     assert "A: x, adapter" in both._repr_html_() and "<script" not in both._repr_html_()
+
+
+def test_without_a_plan_the_memory_is_no_part_of_the_page(run, tmp_path):
+    assert "128" in memory_part(run)
+    assert memory_part(create_run(load_config(task="chat", runs_dir=str(tmp_path), run_name="unplanned"))) == ""

@@ -88,7 +88,7 @@ def test_qwen3_30b_a3b_in_4_bits_fits_a_card_of_24_gib(tmp_path, tokenizer):
     step = footprint(cfg, tokenizer, BatchLengths((2048,), True, share=1.), whole=model, checkpointing=True)
     assert 14.7 < held["weights"] / 2**30 < 16
     assert (sum(held.values()) + step.peak) / 2**30 < 19   # without 4-bit experts: 57
-    assert str(lora_reach(model)) == "LoRA reaches 100.0% of the weights; routers, embeddings and head are frozen"
+    assert str(lora_reach(model)) == "LoRA reaches 100.0% of the layer weights; routers, embeddings and head are frozen"
 
 
 @pytest.mark.parametrize("shape", [(7,), (5, 7), (3, 5, 7), (2, 3, 5, 7)])

@@ -213,3 +213,16 @@ def test_windows_with_sinks_take_memory_in_proportion_to_the_row(tmp_path, token
     cfg = load_config(model=str(tmp_path), tokenizer="tiny", init="random", method="lora", lora_dropout=0.)
     short, long = (footprint(cfg, tokenizer, BatchLengths((n,), True), checkpointing=True).peak for n in (4096, 8192))
     assert long < 2.1 * short
+
+
+def test_the_gradient_of_the_queries_is_kept_in_32_bits_while_attention_runs_backward():
+    import torch.nn.attention.varlen   # noqa: F401, defines the operation
+    tokens, heads, size, documents = 96, 3, 8, 2
+    q = torch.empty(tokens, heads, size, device="meta")
+    names = [a.name for a in torch.ops.torch_attn._varlen_attn_backward.default._schema.arguments]
+    given = dict(query=q, cu_seq_q=torch.tensor([0, 40, 96]))
+    found = simulation._scratch_bytes(torch.ops.torch_attn._varlen_attn_backward.default,
+                                      tuple(given.get(name) for name in names))
+    padded = tokens + 128 * documents   # each document is padded to a block
+    assert found == 4 * padded * heads * size + 4 * padded * heads   # the gradient, and a sum for each query
+    assert simulation._scratch_bytes(torch.ops.aten.mm.default, (q[:, 0], q[:, 0].T)) == 0

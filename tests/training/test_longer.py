@@ -1,4 +1,5 @@
 """Extend a finished run, and train an adapter further on other rows."""
+import json
 import shutil
 
 import pytest
@@ -6,6 +7,7 @@ import torch
 from learner import names, small, values
 
 from sft_nb.base.report import ConfigError
+from sft_nb.extras.earlier_adapter import find_earlier_adapter
 from sft_nb.runs.directory import create_run, Run
 from sft_nb.runs.locate import Target
 from sft_nb.training.train import resume, train
@@ -54,3 +56,11 @@ def test_what_ended_a_run_is_what_must_grow(tmp_path):
     with pytest.raises(ConfigError, match="max_steps is 2, and it was trained with 2. Fix: max_steps=4"):
         resume(run, num_train_epochs=9)
     assert resume(run, num_train_epochs=9, max_steps=4).step == 4
+
+
+def test_an_adapter_of_another_base_is_refused(first, tmp_path):
+    adapter = shutil.copytree(first.path/"adapter", tmp_path/"of-another")
+    saved = json.loads((adapter/"adapter_config.json").read_text())
+    (adapter/"adapter_config.json").write_text(json.dumps(saved | dict(base_model_name_or_path="Qwen/Qwen3-0.6B")))
+    with pytest.raises(ConfigError, match="it belongs to Qwen/Qwen3-0.6B, not to .*learner"):
+        find_earlier_adapter(small(tmp_path, adapter_name_or_path=str(adapter)))

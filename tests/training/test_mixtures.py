@@ -37,7 +37,7 @@ def test_a_mixture_trains_is_sampled_evaluated_and_merged(tmp_path, kind, method
     said, has_loss = "".join(capfd.readouterr()), kind == "qwen3_moe"   # the other has a bias that does the same
     assert ("the loss of a step has 0.001 of the routers' load-balancing loss" in said) == has_loss
     assert all(("aux_loss" in m) == has_loss for m in run.metrics() if "loss" in m)
-    reach = re.search(r"LoRA reaches 9\d\.\d% of the weights; routers, embeddings and head are frozen", said)[0]
+    reach = re.search(r"LoRA reaches 9\d\.\d% of the layer weights; routers, embeddings and head are frozen", said)[0]
     checked = {f.check: f for f in Report.load(run.path/"preflight.json").findings}
     assert checked["learning.answers"].status == "ok" and checked["model.reach"].says == reach
     assert checked.get("model.packed", checked["model.reach"]).status == "ok"

@@ -96,7 +96,8 @@ def replay_step(args:list[str])->int:
     return 1 if made.equal is False else 0
 
 _EXPLAIN = dict(
-    run=_RUN, budget=Option(str|None, None, "time for experiments: 600, 10m; None: a quarter of the training's"),
+    run=_RUN, budget=Option(str|None, None, "time for experiments: 600, 10m; None: a quarter of the training's, "
+                                                "from 2 to 30 minutes"),
     trust_remote_code=_TRUST, json=_JSON)
 
 def explain_run(args:list[str])->int:
