@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['kind_of_values', 'SampledColumns', 'propose_fields', 'may_be_answer', 'propose_pairs', 'fix_for_unread',
-           'propose_reading', 'explain_wrong_column', 'name_columns']
+           'propose_reading', 'explain_wrong_column', 'propose_names']
 
 # %% ../../nbs/16_extras/26_proposals.ipynb #prop0003
 import difflib, json, operator, re
@@ -455,7 +455,7 @@ def _can_read_all(task:Task, rows:list[dict])->bool:
     try: return all(f in row for row in found for f in task.fields) and bool([task.messages(row) for row in found])
     except (SftError, KeyError, TypeError): return False
 
-def name_columns(
+def propose_names(
     task:Task,
     rows:list,              # some rows, of which at least one cannot be read
     cfg:Config|None=None,   # its `fields`

@@ -246,10 +246,7 @@ def _turn_header(turn:Turn, number:int)->str:
         drawn.append(details_html(f"the prompt as {' and '.join(names)} read it", rendered))
     return "".join(drawn)
 
-def turn_html(
-    turn:Turn,
-    number:int=1,
-)->str:
+def turn_html(turn:Turn, number:int=1)->str:
     "A prompt and its answers side by side or stacked; all text is escaped"
     replies = [*turn.replies.values()]
     first, *others = replies

@@ -19,6 +19,7 @@ from fastcore.basics import patch
 
 from ..base.display import card_html, format_number, table_html   # noqa: F401   tables of panels are drawn with it
 from ..base.escape import short_repr
+from ..base.files import missing_to_write
 from ..base.report import ConfigError, SftError
 
 # %% ../../nbs/14_panels/00_panel.ipynb #pan0cls1
@@ -311,7 +312,6 @@ class Panel(anywidget.AnyWidget):
 # %% ../../nbs/14_panels/00_panel.ipynb #6f272023
 @patch
 def _receive_event(self:Panel, _, message:dict, buffers)->None:
-    "A message of a browser"
     if not isinstance(message, dict): return   # of no panel
     control, event, value = self.live.get(str(message.get("id"))), message.get("event"), message.get("value")
     try:
@@ -364,6 +364,9 @@ def error_html(
     title:str="",   # empty: the place named by the error
 )->str:
     "An error as a part of a picture: what was found, what was expected, and the fix; never a traceback"
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        found, file = f"it cannot be read or written ({error.strerror})", Path(str(error.filename))
+        error = SftError(str(file), found, missing_to_write(file, error), "put that right, and try it again")
     if not isinstance(error, SftError):
         fix = "try it again, or run the cell again; if it persists, `raise panel.failure` shows where it comes from"
         return card_html(title or "that did not work", f"{type(error).__name__}: {error}", lines=dict(Fix=fix))

@@ -6,13 +6,12 @@
 __all__ = ['SUFFIXES', 'TEXT_SUFFIXES', 'UNPACK_COMMANDS', 'Source', 'type_with_article', 'normalise_row', 'row_in_memory',
            'row_from_arrow', 'file_suffix', 'read_json_lines', 'refuse_columns', 'read_json_file', 'detect_separator',
            'check_column_names', 'read_table', 'read_parquet', 'read_document', 'shorten_path', 'wide_encoding',
-           'not_text_error', 'unreadable_error', 'file_digest', 'file_source']
+           'not_text_error', 'unreadable_error', 'file_digest', 'RowsChanged', 'file_source']
 
 # %% ../../nbs/02_rows/05_files.ipynb #2274274c
 import csv, gzip, hashlib, json, sys, unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain, count, islice
 from pathlib import Path
 
@@ -67,10 +66,7 @@ def _too_wide_error(n:int, place:str)->SftError:
     return SftError(place, f"there are {n:,} columns", f"at most {_MOST_COLUMNS:,}",
                     "write a file with the columns of the question and the answer, and without the others")
 
-def normalise_row(
-    row,
-    place:str,       # for the error
-)->dict|SftError:
+def normalise_row(row, place:str)->dict|SftError:
     "`row` with values of JSON's types, or the error if it is not a row; the columns of a list are 0, 1, …"
     if isinstance(row, Mapping):
         if len(row) > _MOST_COLUMNS: return _too_wide_error(len(row), place)
@@ -195,8 +191,7 @@ def refuse_columns(
     line = f"{read}.to_json({str(new)!r}, orient='records', lines=True)"
     fix = command(f"python -c {shell_quote(f'import pandas; {line}')}",
                   f"df.to_json({str(new)!r}, orient='records', lines=True)")
-    raise SftError(str(path), f"it holds columns ({names}), {written}, and not rows",
-                   "an object for each row", fix)
+    raise SftError(str(path), f"it holds columns ({names}), {written}, and not rows", "an object for each row", fix)
 
 def _rows_in_json(content):
     "The list of rows in the content of a JSON file"
@@ -395,6 +390,31 @@ def _read_file(path:Path)->Iterator[tuple[int,dict]]:
         yield from _READERS[suffix](path)
     except (UnicodeDecodeError, OSError, EOFError, csv.Error) as e: raise unreadable_error(path, e) from e
 
+class RowsChanged(SftError): "A file has other rows than those that were read before"
+
+@dataclass
+class _RowFile:
+    "Reads a file; once its digest was taken, `RowsChanged` for another content"
+    path:Path
+    known:tuple=(None, None)   # the state of the file, and its digest
+
+    def _state(self)->tuple|None:
+        try: found = self.path.stat()
+        except OSError: return None   # to read it raises its own error
+        return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+    def digest(self)->str:
+        state = self._state()
+        self.known = state, file_digest(self.path)
+        return self.known[1]
+    def rows(self)->Iterator[tuple[int,dict]]:
+        (was, digest), now = self.known, self._state()
+        if was is not None and now is not None and now != was:
+            if not self.path.is_file() or file_digest(self.path) != digest:   # a pipe may have taken its place
+                raise RowsChanged(shorten_path(self.path), "its rows have changed since they were prepared",
+                                  "the same file", "prepare the rows again, or put the earlier file back")
+            self.known = now, digest
+        yield from _read_file(self.path)
+
 def file_source(
     path:str|Path,   # a file with one of `SUFFIXES`, optionally followed by .gz
 )->Source:
@@ -403,8 +423,8 @@ def file_source(
     suffix, where, kinds = file_suffix(path), shorten_path(path), ", ".join(SUFFIXES)
     if suffix in SUFFIXES:
         unit = "row" if suffix in (".json", ".parquet", ".xlsx", *TEXT_SUFFIXES) else "line"
-        return Source(path.name, unit, partial(_read_file, path), partial(file_digest, path), can_change=True,
-                      origin=str(path))
+        file = _RowFile(path)
+        return Source(path.name, unit, file.rows, file.digest, can_change=True, origin=str(path))
     if unpack := UNPACK_COMMANDS.get(path.suffix.lower()):
         raise SftError(where, f"{path.suffix} files are not supported", f"{kinds}, or one of these with .gz",
                        command(f"{unpack} {shell_quote(path)}"))

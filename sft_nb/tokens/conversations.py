@@ -36,8 +36,7 @@ class ParsedRow(NamedTuple):
     ignored:list[str]=[]            # columns in `ignore_columns` that the row has
 
 def parse_row(
-    task:Task,
-    row:dict,
+    task:Task, row:dict,
     where:str,                # the row's place, for the error
     cfg:Config|None=None,
 )->ParsedRow:                 # without messages if there is no answer
@@ -100,7 +99,7 @@ def name_columns(
     cfg:Config|None=None,
 )->Fix:
     "The fix for rows whose columns have other names; the extras propose columns, tried on these rows"
-    if proposals := extension("proposals"): return proposals.name_columns(task, rows, cfg)
+    if proposals := extension("proposals"): return proposals.propose_names(task, rows, cfg)
     if not task.fields: return how_to_read(rows)
     return as_fix(f"name the columns in {{fields}}: {' '.join(f'{f}=...' for f in task.fields)}")
 
@@ -137,8 +136,7 @@ def _read_messages(task:Task, row:dict, cfg:Config|None, is_empty:bool)->list[di
     return [dict(role="system", content=cfg.system_prompt) | extra, first, *rest[1:]]
 
 def conversation(
-    task:Task,
-    row:dict,
+    task:Task, row:dict,
     where:str,                # the row's place, for the error
     cfg:Config|None=None,     # `data_format` and `response_template`
 )->list[dict]:                # messages; the last one is from the assistant, or text
@@ -156,9 +154,7 @@ def asked_conversation(task:Task, row:dict, where:str, cfg:Config|None=None)->li
 
 # %% ../../nbs/04_tokens/05_conversations.ipynb #c6788497
 def prompt_of_row(
-    task:Task,
-    cfg:Config,
-    row:dict,
+    task:Task, cfg:Config, row:dict,
 ):                # as lists and strings
     "The part of a row that decides whether it is held out: its prompt, or all of it if that is unknown"
     try: messages = parse_row(task, row, "row", cfg).messages
@@ -200,9 +196,7 @@ def _validation_files(train_file:tuple|None, domain:str)->list[Source]:
     return [source for file in train_file or () for source in validation_sources(file, domain)]
 
 def hold_out(
-    cfg:Config,
-    task:Task,
-    sources:list[Source],
+    cfg:Config, task:Task, sources:list[Source],
     weights:tuple[float,...]|None=None,   # of the training rows
     *, in_memory:bool=False,              # True: passed as objects
 )->tuple[Mixture,Mixture]:                # training and held-out rows, without common prompts
@@ -243,8 +237,7 @@ def source_weights(cfg:Config)->tuple[float,...]|None:
     return tuple(w for file, w in zip(files, weights) for _ in _open_files((file,), "train", cfg.domain))
 
 def open_split(
-    cfg:Config,
-    task:Task,
+    cfg:Config, task:Task,
     split:str,      # train or eval
     rows=None,      # anything `open_rows` accepts, instead of the files in `cfg`
 )->Mixture|None:    # None: there are no held-out rows

@@ -62,7 +62,7 @@ class Split:
         """The rows that lost a part: where, tokens (lost), what (cut or split)"""
 
     def row(self, example: int) -> tuple[str, dict[Any, Any]]:
-        """The place and row of an example; the source is read again up to that row
+        """Place and row of an example; the source is read again up to that row; `SftError` if its rows have changed
         
         Args:
             example: number of the example in this split"""

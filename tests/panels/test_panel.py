@@ -208,6 +208,9 @@ def test_an_error_is_words_and_a_fix_without_names_of_classes():
     assert "that did not work" in html and "SftError" not in html and "BatchPanel" not in html and "index=3" in html
     html = error_html(KeyError("x"))
     assert "Fix" in html and "run the cell again" in html and "Traceback" not in html
+    html = error_html(PermissionError(13, "Permission denied", "/proc/marked_rows.jsonl"))
+    assert "/proc/marked_rows.jsonl" in html and "cannot be read or written (Permission denied)" in html
+    assert "a folder that you can write to" in html and "PermissionError" not in html
     panel = Picks()
     problem = ValueError("bad")
     panel.fail(problem)

@@ -120,6 +120,23 @@ def test_marks_are_kept_and_left_out_of_the_next_run(tmp_path):
     assert any("none of the rows equals one in" in str(f) for f in unchanged.report.findings)
 
 
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_rows_that_were_written_anew_are_not_shown_beside_the_earlier_tokens(in_memory, tmp_path):
+    rows, file = [dict(question=f"{k} + 1?", answer=f"{k + 1}") for k in range(3)], tmp_path/"sums.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    cfg = load_config("demo", task="chat", train_file=None if in_memory else str(file), eval_samples=0,
+                      runs_dir=str(tmp_path))
+    panel = DataPanel(prepare(cfg, **dict(train=rows) if in_memory else {}))
+    del rows[2]   # a list that the caller still holds
+    file.write_text("".join(json.dumps(dict(row, answer="7")) + "\n" for row in rows))
+    says = "no longer in it" if in_memory else "sums.jsonl: its rows have changed"
+    with pytest.raises(SftError, match=says): panel.state.move(at=0, chosen=2).render()
+    with pytest.raises(SftError, match=says): str(panel.state.data.train[2].row)
+    if in_memory: return
+    with pytest.raises(SftError, match="have changed since"): panel.state.mark()   # another row would be marked
+    assert not (tmp_path/"marked_rows.jsonl").exists()
+
+
 @pytest.mark.parametrize("row", [
     dict(a=(1, 2)), dict(a={1: 2, "b": 3}), dict(a=math.nan, b=-0.), dict(a=np.float32(.1), b=[np.int64(3)]),
     dict(a=date(2024, 1, 1), b="\ud800 \u2028")], ids=str)

@@ -68,6 +68,18 @@ def test_the_row_that_does_it_is_named(tmp_path):
           pytest.raises(SftError, match=says)): train(small(tmp_path, run_name="row"))
 
 
+def test_rows_that_are_removed_meanwhile_have_a_number(tmp_path):
+    file = tmp_path/"sums.jsonl"
+    file.write_text("".join(json.dumps(dict(question=f"{k} + 1?", answer=f"{k + 1}")) + "\n" for k in range(24)))
+    cfg = small(tmp_path, run_name="a", task="chat", train_file=str(file), max_samples=None, on_nan="skip", max_steps=2)
+    data = prepare(cfg)
+    file.unlink()
+    with not_finite(1): run = train(cfg, data)
+    rows = [json.loads(line) for line in (run.path/"rows-step-1.jsonl").read_text().splitlines()]
+    assert run.state == "finished" and len(rows) == 8
+    assert all(r["where"] == f"row {r['row'] + 1} of the training rows" for r in rows)
+
+
 def leaves_steps_out(folder, **how):
     return small(folder, on_nan="skip", max_steps=14, save_steps=1, num_train_epochs=9, save_total_limit=20, **how)
 
