@@ -272,7 +272,6 @@ def rows(self:Workbench,
     "Training examples by their numbers"
     return TrainingRows(self.data.train.tokens).__getitems__([int(n) for n in numbers])
 
-# %% ../nbs/08_workbench.ipynb #wb000050
 @patch
 def rows_held_out(self:Workbench,
     n:int,          # at most
@@ -282,7 +281,6 @@ def rows_held_out(self:Workbench,
     some = self.data.eval.tokens[:min(n, len(self.data.eval.tokens))]
     return [dict(input_ids=ids, labels=labels) for ids, labels in zip(some["input_ids"], some["labels"])]
 
-# %% ../nbs/08_workbench.ipynb #wb000017
 @patch
 def batch(self:Workbench,
     k:int,           # number of the micro-batch, counted over the whole run
@@ -330,7 +328,6 @@ def close(self:Workbench)->None:
     self.failures.clear()
     free_memory()
 
-# %% ../nbs/08_workbench.ipynb #wb000027
 @patch
 def __enter__(self:Workbench)->Workbench: return self
 

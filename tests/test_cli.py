@@ -603,8 +603,8 @@ def test_reports_fit_the_terminal_and_fixes_stay_whole(trained):
         f"  ! rows_dropped: {'word ' * 20}Fix: sft_nb train --train-file {'x' * 90} --max-length 74", 80).split("\n")
     assert lines[:4] == ["  tuned  100.0%  (20 of 20; 95% interval 83.9% to 100.0%)",
                          "                 100% in the expected form",
-                         "  trained                      LoRA reaches 99.9% of the layer weights; embeddings and",
-                         "                               head are frozen"]
+                         "  trained                      LoRA reaches 99.9% of the layer weights;",
+                         "                               embeddings and head are frozen"]
     assert lines[-1].strip() == f"Fix: sft_nb train --train-file {'x' * 90} --max-length 74"
     assert all(len(line) <= 80 for line in lines[:-1])
     for line in ("plan --config demo --device rtx4090-24gb", "data --config demo --max-samples 60 --eval-samples 16",

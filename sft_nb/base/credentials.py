@@ -25,9 +25,7 @@ _SECRET = re.compile(
 _NOT_SECRET = re.compile(r"_(PATH|FILE|DIR|SOCK|HOST|ID|NAME)$", re.I)
 _MIN_LENGTH = 8   # characters
 
-def is_secret_name(
-    name:str,   # name of a variable
-)->bool:
+def is_secret_name(name:str)->bool:
     "Does the name suggest that the value is a secret?"
     return bool(_SECRET.search(name)) and not _NOT_SECRET.search(name)
 
@@ -205,9 +203,7 @@ ENV_FILE_VARIABLES = (
     "WANDB_RUN_GROUP", "WANDB_TAGS", "WANDB_NOTES")   # and TRACKIO_*
 _WHERE = re.compile("ENDPOINT|URL|URI|HOST|SERVER|PATH|DIR|PROXY|CERT|BUNDLE|COMMAND|EXEC", re.I)
 
-def is_allowed_in_env_file(
-    name:str,   # name of a variable
-)->bool:
+def is_allowed_in_env_file(name:str)->bool:
     "May a `.env` file set this variable?"
     return name in ENV_FILE_VARIABLES or (name.startswith("TRACKIO_") and not _WHERE.search(name))
 

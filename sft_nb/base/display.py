@@ -206,9 +206,7 @@ def sparkline(
     return "".join(" ▁▂▃▄▅▆▇█"[int(-(-8 * n // top))] for n in counts)
 
 # %% ../../nbs/00_base/02_display.ipynb #fac0siz2
-def format_bytes(
-    n:int,   # bytes
-)->str:
+def format_bytes(n:int)->str:
     "`1.25 GiB`, `16.4 MiB`, `3 KiB`"
     if n >= 2**30: return f"{n / 2**30:.2f} GiB"
     if n >= 2**20: return f"{n / 2**20:.1f} MiB"
@@ -228,8 +226,7 @@ def link_html(
 
 # %% ../../nbs/00_base/02_display.ipynb #fac0car9
 def card_html(
-    title:str,
-    says:str,
+    title:str, says:str,
     *, lines:dict[str,str]|None=None,   # name -> text: Fix, Page ...
     status:str="fail",
 )->Html:
@@ -244,9 +241,7 @@ def card_html(
     return Html(f"<div role='alert' style='{box}'>{badge_html(status, title, wraps=True)}{body}{named}</div>")
 
 def card_text(
-    title:str,
-    says:str,
-    *, lines:dict[str,str]|None=None,
+    title:str, says:str, *, lines:dict[str,str]|None=None,
     colour:bool=False,   # True: with ANSI codes
 )->str:
     "A card as text, with each name and its text on one line"
@@ -358,7 +353,6 @@ def _png_of(
     fig,             # a matplotlib.figure.Figure
     **how,           # arguments of `savefig`
 )->bytes:
-    "A figure as PNG"
     buffer = BytesIO()
     fig.savefig(buffer, format="png", dpi=90, **how)
     return buffer.getvalue()

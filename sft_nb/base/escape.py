@@ -32,10 +32,7 @@ def shorten_words(text:str)->str:
     return re.sub(r"\S{401,}", lambda found: shorten(found[0], 80, end=20), text)
 
 # %% ../../nbs/00_base/01_escape.ipynb #esc00018
-def short_repr(
-    x,
-    most:int=60,   # characters
-)->str:
+def short_repr(x, most:int=60)->str:
     "`repr(x)`, cut to its beginning"
     try: text = repr(x)
     except ValueError: return f"{type(x).__name__} with too many digits"

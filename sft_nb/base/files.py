@@ -17,9 +17,7 @@ from typing import BinaryIO
 from .credentials import warn_once
 
 # %% ../../nbs/00_base/05_files.ipynb #dsk00006
-def fsync(
-    path:Path,   # a file, or a folder for the names in it
-)->None:
+def fsync(path:Path)->None:
     "Flush a file or folder to disk"
     handle = os.open(path, os.O_RDONLY)
     try: os.fsync(handle)

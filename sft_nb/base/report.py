@@ -65,10 +65,7 @@ def _yaml_value(v:Any)->str:
     if is_word and v.lower() not in ("true", "false", "yes", "no", "on", "off", "null", "y", "n"): return v
     return json.dumps(v, ensure_ascii=False, default=str)
 
-def spell_settings(
-    settings:dict[str,Any],
-    language:str,            # one of `FIX_LANGUAGES`
-)->str:
+def spell_settings(settings:dict[str,Any], language:str)->str:
     "Format settings in `language`"
     if language == "shell": return " ".join(_shell_option(name, v) for name, v in settings.items())
     if language == "file": return "\n".join(f"{name} = {v!r}" for name, v in settings.items())
@@ -128,8 +125,7 @@ class Fix:
         values:tuple,    # which a fix that sets it has to keep: a second option would replace the first
     )->"Fix":
         "The fix, and its alternatives, with these values before their own"
-        kept = {k: tuple(dict.fromkeys((*values, *v))) if k == name and v else v
-                for k, v in self.settings.items()}
+        kept = {k: tuple(dict.fromkeys((*values, *v))) if k == name and v else v for k, v in self.settings.items()}
         return replace(self, settings=kept, otherwise=tuple(other.joined(name, values) for other in self.otherwise))
 
     def to_dict(self)->dict:

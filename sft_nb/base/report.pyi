@@ -20,10 +20,7 @@ def shell_quote(path: Any) -> str:
     """Quote a path for a shell"""
 
 def spell_settings(settings: dict[str, Any], language: str) -> str:
-    """Format settings in `language`
-    
-    Args:
-        language: one of `FIX_LANGUAGES`"""
+    """Format settings in `language`"""
 
 @dataclass(frozen=True)
 class Fix:

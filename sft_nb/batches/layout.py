@@ -288,9 +288,7 @@ def _flattening_collator(shape, attention:str|None)->DataCollatorFlattening:
     states.separate_rows(kind)
     return DataCollatorFlattening(True, states.needs_row_numbers(kind))
 
-def rows_stay_apart(
-    model,       # a loaded model
-)->bool:
+def rows_stay_apart(model)->bool:
     "Are the logits of rows the same alone (with PyTorch's attention instead of a hub kernel) and flattened?"
     shape, lengths = model.config, [3, 4]
     device, vocabulary = model.get_input_embeddings().weight.device, text_config(shape).vocab_size

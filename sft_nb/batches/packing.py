@@ -118,8 +118,7 @@ class BatchSampler:
         shuffle:bool=True,          # False: keep the order of the rows in every epoch
         seed:int=42,
         epochs:int=1,               # epochs of the training; with packing, later epochs reorder these batches
-        rank:int=0,
-        world_size:int=1,
+        rank:int=0, world_size:int=1,
     ):
         self.lengths = np.asarray(lengths, dtype=np.int64)
         self.batch_size, self.max_tokens, self.group_by_length = batch_size, max_tokens, group_by_length
@@ -188,8 +187,7 @@ def batch_sampler(
     lengths,          # tokens of every row
     *, per_device_train_batch_size:int=4, max_tokens_per_batch:int|None=None, group_by_length:bool=False,
     shuffle:bool=True, seed:int=42, num_train_epochs:float=3.,   # settings
-    rank:int=0,
-    world_size:int=1,
+    rank:int=0, world_size:int=1,
 )->BatchSampler:
     "The batches of a training: packed, grouped by length, or neither"
     return BatchSampler(

@@ -55,8 +55,7 @@ def learn_some(
     model,
     loss:Callable,   # batch -> tensor
     score:Callable,  # batch -> number, without dropout
-    batch:dict,
-    *, optimizer,
+    batch:dict, *, optimizer,
     learning_rate:float, max_grad_norm:float, optim:str,   # settings
     before:float|None=None,   # loss of the batch, as `score` gives it; None: it is computed
     steps:int=10,

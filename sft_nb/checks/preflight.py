@@ -441,9 +441,7 @@ def same_model(
             vars(m).update(was)
 
 # %% ../../nbs/09_checks/06_preflight.ipynb #396060f4
-def run_checks(
-    evidence:Evidence,
-)->list[Finding]:
+def run_checks(evidence:Evidence)->list[Finding]:
     "The findings of all checks; evidence that cannot be built is reported once, before the first check that needs it"
     reported, texts, findings = set(), set(), []
     with Phase("preflight", len(all_checks()), hide_inner=True) as phase:
@@ -476,9 +474,7 @@ def training_summary(
     duration = "under a second" if seconds < 1 else f"about {format_duration(seconds)}"
     return f"{text}, {duration} ({how}).", facts
 
-def preflight_figures(
-    evidence:Evidence,
-)->dict:
+def preflight_figures(evidence:Evidence)->dict:
     "Figures for the report, from the evidence that was built"
     bench, made, figures = evidence.bench, vars(evidence), {}
     if "hardware" in vars(bench): figures["device"] = f"{bench.hardware.device}, {bench.hardware.dtype_name}"

@@ -275,8 +275,7 @@ def slopes(
     model,
     loss:Callable,    # batch -> tensor
     score:Callable,   # batch -> number, without dropout
-    batch:dict,
-    *, parts:int=4,
+    batch:dict, *, parts:int=4,
     low_precision:bool=False,# True: for 16 bits, with longer steps and more points
 )->list[Slope]:
     "The derivative of the loss along all trained tensors, or, if it is off, of each of `parts`; the model is restored"

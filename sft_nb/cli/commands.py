@@ -57,7 +57,6 @@ def _command_of_extras(
     return run
 
 def _config_option(more:str)->Option:
-    "The option `--config`"
     return Option(str|None, None, f"{', '.join(config_names())}, a .py or .yaml file{more}")
 
 # %% ../../nbs/15_cli/01_commands.ipynb #ec191926
@@ -188,7 +187,6 @@ def _check_agreement(cfg:Config)->None:
 
 # %% ../../nbs/15_cli/01_commands.ipynb #1467ca11
 def _new_run(cfg:Config):
-    "Announce a new run, and train it"
     from sft_nb.runs.directory import reserve_name
     _print_text(table(cfg), "\n")
     # if two start at once, refuse the second now, not after its preflight

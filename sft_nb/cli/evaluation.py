@@ -73,7 +73,6 @@ _GENERAL = dict(
     general_file=Option(str|None, None, "other general texts than the shipped ones"))
 
 def _evaluation_options(options)->dict:
-    "The keyword arguments of `evaluate`"
     names = [name for name in _ASKS if name != "json"]
     how = {name: getattr(options, name) for name in names} | dict(progress=not options.json)
     if hasattr(options, "general"): how["general"] = options.general_file or options.general

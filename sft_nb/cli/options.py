@@ -28,12 +28,10 @@ class Option:
     help:str
     first:bool=False  # True: positional
 
-# %% ../../nbs/15_cli/00_options.ipynb #d7a7f62e
 def flag(name:str)->str:
     "The option of a name: `max_length` -> `--max-length`"
     return "--" + name.replace("_", "-")
 
-# %% ../../nbs/15_cli/00_options.ipynb #bbd2eba2
 def aliases(setting:str)->list[str]:
     "Other names of a setting"
     return [name for name, full in ALIASES.items() if full == setting and name != "output_dir"]
@@ -166,7 +164,6 @@ def _takes_many(t)->bool: return get_origin(t) is tuple or any(get_origin(a) is 
 # %% ../../nbs/15_cli/00_options.ipynb #op0wrd05
 def _without_dashes(name:str)->str: return plain_name(name.removeprefix("--"))
 
-# %% ../../nbs/15_cli/00_options.ipynb #a531b89c
 def split_foreign_options(
     args:list[str],
 )->tuple[list[str],dict[str,Any]]:   # the command line without them, and their values
@@ -192,14 +189,10 @@ def split_foreign_options(
 # %% ../../nbs/15_cli/00_options.ipynb #op0pla03
 _NAMES_OF_A_RUN = ("model", "model_path", "adapter", "adapter_path", "run")   # in other programs
 
-def _is_run(text:str)->bool:
+def _names_a_run(text:str)->bool:
     return any(os.path.isfile(os.path.join(root, text, "config.json")) for root in ("", "runs"))
 
-def arrange(
-    args:list[str],
-    own:dict[str,Option],
-    base:Config|None=None,   # with settings
-)->list[str]:
+def arrange(args:list[str], own:dict[str,Option], base:Config|None=None)->list[str]:
     """A command line in full names, with the words that no option takes in front, where a run is named
 
     `--use_wandb False` becomes `--no-wandb`, and `evaluate --model runs/NAME` becomes `evaluate runs/NAME`."""
@@ -223,8 +216,8 @@ def arrange(
         elif has_places and option is not None and not _takes_many(kind):
             first, texts = [*first, *texts[1:]], texts[:1]
         elif has_places and option is not None:   # --eval-file a.jsonl b.jsonl runs/NAME
-            first += filter(_is_run, texts[1:])
-            texts = [*texts[:1], *(text for text in texts[1:] if not _is_run(text))]
+            first += filter(_names_a_run, texts[1:])
+            texts = [*texts[:1], *(text for text in texts[1:] if not _names_a_run(text))]
         if kind is bool and not is_off and len(texts) == 1 and texts[0].lower() in ("true", "false"):
             name, texts = flag(full if texts[0].lower() == "true" else f"no_{full}"), []
         elif is_off and bool in get_args(kind): name, texts = flag(full), ["False", *texts]
@@ -236,7 +229,6 @@ _LINE = "command line"
 
 def _line_of(name:str, rest:str="--help"): return command(f"sft_nb {name} {rest}")
 
-# %% ../../nbs/15_cli/00_options.ipynb #a66788ce
 def _no_option(command:str, name:str, known)->ConfigError:
     "The error for an unknown option, with the nearest known one"
     bare = _without_dashes(name)
@@ -249,7 +241,6 @@ def _no_option(command:str, name:str, known)->ConfigError:
         return ConfigError(_LINE, f"{name[:100]} is not an option", hint, pointer or _line_of(command))
     return ConfigError(_LINE, f"{name} is not an option", f"the nearest is {flag(near[0])}", f"write {{{near[0]}}}")
 
-# %% ../../nbs/15_cli/00_options.ipynb #3a165165
 _VALUES = dict(resume="runs/NAME", train_file="rows.jsonl", eval_file="rows.jsonl", max_samples="500", max_steps="100",
                max_time="5h", run_name="NAME", fields="question=Problem answer=Solution", eval_fraction="0.05",
                prompt="'A question?'")
@@ -260,9 +251,6 @@ def _example_line(kind, texts:list[str]):
     if kind.name not in _VALUES and kind.default not in (None, ..., (), False):
         return edit(**{kind.name: kind.default})
     return f"{{{kind.name}}} {_VALUES.get(kind.name, 'VALUE')}"
-
-# %% ../../nbs/15_cli/00_options.ipynb #op0chk03
-def _items_of(t)->list: return [a for one in (t, *get_args(t)) if get_origin(one) is tuple for a in get_args(one)]
 
 def _find_fault(kind, typed:str, texts:list[str])->ConfigError|None:
     "The fault in the values of an option, or None"
@@ -275,7 +263,9 @@ def _find_fault(kind, typed:str, texts:list[str])->ConfigError|None:
     wrong = next((text for text in texts if not _can_read(text, kind.type)), None)
     if wrong is not None: return kind.wrong_type(wrong, _LINE)
     if kind is SETTINGS.get(kind.name): return None   # `load_config` looks at the value
-    number = next((t for t in (int, float) if t in (kind.type, *get_args(kind.type), *_items_of(kind.type))), None)
+    types = [kind.type, *get_args(kind.type)]
+    types += [item for t in types if get_origin(t) is tuple for item in get_args(t)]
+    number = next((t for t in (int, float) if t in types), None)
     values = [number(text) for text in texts if number and _can_read(text, number)]
     unusable = next((v for v in values if not fits_type(v, number)), None)
     if unusable is not None: return kind.wrong_type(unusable, _LINE)
@@ -367,9 +357,7 @@ def terminal_width()->int:
 
 # %% ../../nbs/15_cli/00_options.ipynb #9e9dfc0b
 def parse_own(
-    command:str,
-    args:list[str],
-    own:dict[str,Option],
+    command:str, args:list[str], own:dict[str,Option],
     *, summary:str,        # first line of the help
     base:Config|None=None, # include settings with these defaults; None: no settings
 )->SimpleNamespace:
@@ -384,13 +372,7 @@ def parse_own(
     for name in [name for name, value in values.items() if is_dataclass(value)]: values |= vars(values.pop(name))
     return SimpleNamespace(**values)   # without the groups
 
-# %% ../../nbs/15_cli/00_options.ipynb #8c2ba8b6
-def parse(
-    command:str,
-    args:list[str],
-    own:dict[str,Option],
-    *, summary:str,
-)->tuple[Any,Config]:
+def parse(command:str, args:list[str], own:dict[str,Option], *, summary:str)->tuple[Any,Config]:
     "A command's own options, and the config with the sources of its values"
     args, foreign = split_foreign_options(args)
     name, names = config_name(args), named_settings(args)

@@ -19,8 +19,7 @@ from typing import Any, get_args, get_origin
 from ..base.files import read_json
 from ..base.report import as_fix, command, ConfigError, edit, error_summary, Fix, shell_quote
 from ..base.extensions import extension, REINSTALL
-from .setting import (
-    as_pairs, fits_type, fix_for_source, language_of_source, parse_duration, plain_name)
+from .setting import as_pairs, fits_type, fix_for_source, language_of_source, parse_duration, plain_name
 from .settings import ALIASES, Config, full_name, is_default, SETTINGS
 
 # %% ../../nbs/01_config/03_files.ipynb #kn0wn001
@@ -84,8 +83,7 @@ def known_alternative(name:str)->Fix|None:
     return proposals and proposals.ALTERNATIVES.get(plain_name(name))
 
 def unknown_setting_error(
-    name:str,
-    where:str,
+    name:str, where:str,
     tool:str="",       # the tool whose file this is
     *, value:Any=None, # its value, which must fit the name that is proposed; None: unknown
 )->ConfigError:
@@ -304,9 +302,7 @@ def _contradictory_keys(node, path:Path, seen:set[int])->list[ConfigError]:
     return problems
 
 def _no_settings_error(
-    path:Path,
-    text:str,
-    why:str,
+    path:Path, text:str, why:str,
     line:int|None=None,   # counted from 1
 )->ConfigError:
     "The error for a file that is not YAML or holds no settings, with the line and a correction"

@@ -49,10 +49,7 @@ class SettingsMerger:
             fix = f"keep {old.name} or {new.name}, and delete the other"
             self.problems.append(ConfigError(new.source, found, "", fix))
 
-    def add_all(self,
-        entries:list[SettingEntry],
-        folder:Path|None=None,        # folder of the file
-    )->None:
+    def add_all(self, entries:list[SettingEntry], folder:Path|None=None)->None:
         "Add entries under our own names"
         with_output_dir = {e.rank for e in entries if plain_name(e.name) == "output_dir"}
         for e in entries:
@@ -60,10 +57,7 @@ class SettingsMerger:
             name = "wandb_name" if is_tracker_name else e.name
             for full, v in normalise(name, e.value).items(): self.add(replace(e, value=v), full)
 
-    def merge(self,
-        entries:list[SettingEntry],
-        folder:Path|None=None,        # folder of the file
-    )->"SettingsMerger":
+    def merge(self, entries:list[SettingEntry], folder:Path|None=None)->"SettingsMerger":
         "Merge all entries: of those with the same name, the ones of the highest rank"
         highest = {}
         for e in entries: highest[plain_name(e.name)] = max(e.rank, highest.get(plain_name(e.name), 0))

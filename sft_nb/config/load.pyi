@@ -20,16 +20,10 @@ class SettingsMerger:
         """Add an entry: the higher rank wins, and two of the same rank must agree"""
 
     def add_all(self, entries: list[SettingEntry], folder: Path | None=None) -> None:
-        """Add entries under our own names
-        
-        Args:
-            folder: folder of the file"""
+        """Add entries under our own names"""
 
     def merge(self, entries: list[SettingEntry], folder: Path | None=None) -> SettingsMerger:
-        """Merge all entries: of those with the same name, the ones of the highest rank
-        
-        Args:
-            folder: folder of the file"""
+        """Merge all entries: of those with the same name, the ones of the highest rank"""
 
 def config_names() -> list[str]:
     """The configs that ship with sft_nb"""

@@ -147,10 +147,7 @@ def broken_limit(self:Setting,
     if self.lt is not None and v >= self.lt: return f"{name} is below {self.lt}", near
     return None
 
-def whole_or_share(
-    v:float,
-    name:str,   # save_steps
-)->tuple[str,None]|None:
+def whole_or_share(v:float, name:str)->tuple[str,None]|None:
     "The limit of a number of steps that may also be a share of all steps"
     if 0 < v <= 1 or v > 0 and v == int(v): return None
     return f"{name} is a whole number of steps, or a share of all steps between 0 and 1", None

@@ -103,10 +103,7 @@ def named_arguments(setting: str, pairs: tuple[str, ...] | None, example: str) -
 def plain_name(name: str) -> str: ...
 
 def whole_or_share(v: float, name: str) -> tuple[str, None] | None:
-    """The limit of a number of steps that may also be a share of all steps
-    
-    Args:
-        name: save_steps"""
+    """The limit of a number of steps that may also be a share of all steps"""
 
 def language_of_source(where: str) -> str:
     """The language of the place where a setting was made

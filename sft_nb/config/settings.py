@@ -66,9 +66,7 @@ def settings_with(
     "Names of the settings for which `fact` is true"
     return tuple(name for name, s in SETTINGS.items() if getattr(s, fact))
 
-def max_time_seconds(
-    v:Any,      # seconds, a duration, or None
-)->float|None:
+def max_time_seconds(v:Any)->float|None:
     "`max_time` in seconds; ConfigError if it is not a duration"
     seconds = parse_duration(v)
     if problem := SETTINGS["max_time"].problem(seconds, "max_time"): raise problem

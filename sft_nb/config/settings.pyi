@@ -269,10 +269,7 @@ def settings_with(fact: str) -> tuple[str, ...]:
         fact: a field of `Setting`: fixed_on_resume"""
 
 def max_time_seconds(v: Any) -> float | None:
-    """`max_time` in seconds; ConfigError if it is not a duration
-    
-    Args:
-        v: seconds, a duration, or None"""
+    """`max_time` in seconds; ConfigError if it is not a duration"""
 
 ALIASES: Any
 

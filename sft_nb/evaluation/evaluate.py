@@ -28,7 +28,7 @@ from ..config.settings import settings_with
 from ..base.extensions import extension, need_extension
 from ..tasks.core import task_of
 from ..tasks.metrics import row_to_score, shown_figures
-from ..tokens.conversations import conversation, read_split
+from ..tokens.conversations import asked_conversation, read_split
 from ..tokens.encode import encode
 from ..tokens.prepare import missing_rows_are_of_the_run, name_task, read_kept
 from ..tokens.tokenizer import load_tokenizer
@@ -78,8 +78,7 @@ class Evaluator:
     def __init__(self,
         target:Target,
         bench:Workbench,              # with the evaluation's settings
-        questions:Questions,
-        cache:GenerationCache,
+        questions:Questions, cache:GenerationCache,
         *, files:tuple[str,...]=(),   # files with other rows than the run's
         server=None,                  # a `ServerEvaluator` of `sft_nb.extras`; None: load models
         progress:bool=True,
@@ -180,8 +179,7 @@ class Evaluator:
         return base, stored
 
     def baselines_of(self,
-        base:Scores,
-        tuned:Scores,
+        base:Scores, tuned:Scores,
         load,           # returns a context with the base that the run trained on
     )->Baselines:
         "Trivial answers, and with an extension the base with examples in its prompt"
@@ -200,7 +198,7 @@ def training_rows(target:Target)->list[tuple[dict,list[dict]]]:
     try:
         task = task_of(cfg)
         rows = read_split(cfg, task, "train")
-        chats = [conversation(task, row, place, cfg) for place, row in rows.items()]
+        chats = [asked_conversation(task, row, place, cfg) for place, row in rows.items()]
         return [(row_to_score(task, row, chat), chat) for row, chat in zip(rows.values(), chats) if len(chat) > 1]
     except (SftError, OSError): return []
 
@@ -230,11 +228,7 @@ def detectable_in_words(d:Difference)->str:
     if d.smallest == math.inf: return f"{rows} cannot show any difference"
     return f"{rows} can show a difference of {d.size(d.smallest)}"
 
-def change_in_words(
-    figure:str,
-    base:Scores,
-    tuned:Scores,
-)->str:
+def change_in_words(figure:str, base:Scores, tuned:Scores)->str:
     "A figure of both models; a loss also as perplexity: e to the loss of a token"
     before, after = base.overall(figure), tuned.overall(figure)
     text = f"{figure} {format_change(before, after)}"
@@ -242,8 +236,7 @@ def change_in_words(
     return f"{text} (perplexity {format_change(*(math.exp(min(loss, 700.)) for loss in (before, after)))})"
 
 def gains_in_words(
-    base:Scores,
-    tuned:Scores,
+    base:Scores, tuned:Scores,
     by:str,       # the figure to compare by
 )->list[str]:
     "The difference, and the smallest that could have been shown; for free text both loss and f1"
@@ -262,8 +255,7 @@ def gains_in_words(
     return lines
 
 def fallen_in_words(
-    base:Scores,
-    tuned:Scores,
+    base:Scores, tuned:Scores,
     by:str,       # the figure to compare by
 )->str:
     "Which scores of the answers fell, beside a loss that did not rise; empty: none, or it is not the loss that counts"
@@ -445,9 +437,7 @@ _NUMBER_OF_ROWS = ("n", "rows", "n_rows", "num_rows", "max_rows", "limit", "samp
                    "max_samples", "max_eval_samples")   # names in other tools
 _SETTINGS = settings_with("for_evaluation")
 
-def evaluation_settings(
-    settings:dict,   # as given
-)->dict:
+def evaluation_settings(settings:dict)->dict:
     "The settings by the names of the config; ConfigError for one that an evaluation does not have"
     found = {_ALSO.get(name, name): value for name, value in settings.items() if value is not None}
     for name, value in found.items():
@@ -493,7 +483,7 @@ def held_out(
         rows, left_out, domains = read_kept(cfg, "eval", tokenizer, fingerprint=fingerprint)
     if not rows: raise ConfigError(where, "no rows are held out", "at least one", edit(eval_file="rows.jsonl"))
     task = task_of(cfg)
-    chats = {place: conversation(task, row, place, cfg) for place, row in rows.items()}
+    chats = {place: asked_conversation(task, row, place, cfg) for place, row in rows.items()}
     prompted = {place: row for place, row in rows.items() if len(chats[place]) > 1}
     if not prompted: return rows, left_out, domains
     answered = {place: row for place, row in prompted.items() if has_content(chats[place][-1])}
@@ -507,8 +497,7 @@ def held_out(
 @with_settings(*_SETTINGS, "batch_size", default=None)
 def make_evaluator(
     what:Run|str|Path,        # as for `evaluate`
-    *, checkpoint:str="adapter",
-    trust_remote_code:bool=False,
+    *, checkpoint:str="adapter", trust_remote_code:bool=False,
     cluster:str|None=None,    # column that groups dependent rows; row: independent; None: by record
     shots:int=3,              # training rows in the prompt of a base without the expected form; 0: it is not asked
     reuse:bool=True,          # False: generate saved answers again
@@ -606,10 +595,7 @@ def known_forgetting(run:Run, e:Evaluation)->Forgetting|None:
         if known.weights == e.weights and known.forgotten is not None: return known.forgotten
     return None
 
-def save_evaluation(
-    e:Evaluation,
-    evaluator:Evaluator,
-)->None:
+def save_evaluation(e:Evaluation, evaluator:Evaluator)->None:
     "Write it into its run, if it has one, with the score by which checkpoints are kept"
     run = evaluator.target.run
     if run is None: return

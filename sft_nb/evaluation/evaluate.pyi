@@ -215,10 +215,7 @@ class Evaluation(SavedResult):
     def from_dict(cls, d: dict[Any, Any]) -> Evaluation: ...
 
 def evaluation_settings(settings: dict[Any, Any]) -> dict[Any, Any]:
-    """The settings by the names of the config; ConfigError for one that an evaluation does not have
-    
-    Args:
-        settings: as given"""
+    """The settings by the names of the config; ConfigError for one that an evaluation does not have"""
 
 def held_out(target: Target, tokenizer: Any=None) -> tuple[dict[str, dict[Any, Any]], dict[str, int], dict[str, str]]:
     """The held-out rows that preparation keeps, with a prompt; ConfigError without any, or if none are wanted

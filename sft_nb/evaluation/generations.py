@@ -30,7 +30,7 @@ from ..tasks.core import finite_number, Score, Task, task_of
 from sft_nb.tasks.metrics import (
     ClassTable, figure_names, headline_figure, labels_of, measure_answers, row_to_score, score_answer,
     shown_figures)
-from ..tokens.conversations import conversation
+from ..tokens.conversations import asked_conversation
 from ..tokens.encode import encode, encode_prompts
 from ..model.loss import row_losses
 from ..model.generation import continue_tokens, Generation
@@ -265,11 +265,7 @@ def paired(
     d = difference(base.contributions(by), tuned.contributions(by), clusters=tuned.clusters)
     return with_unit(d, by, base, tuned)
 
-def with_unit(
-    d:Difference,
-    by:str,
-    *scores:Scores,   # scores of the compared models
-)->Difference:
+def with_unit(d:Difference, by:str, *scores:Scores)->Difference:
     "A copy of the difference with the unit of its figure"
     def is_shared(s:Scores)->bool:
         values = s.values(by)
@@ -305,8 +301,7 @@ def pseudo_values(
 # %% ../../nbs/12_evaluation/03_generations.ipynb #36c27dae
 def make_scores(
     name:str,                   # of the model
-    task:Task,
-    answers:list[Answer],
+    task:Task, answers:list[Answer],
     scores:list[Score],         # of the answers
     rows:list[dict],            # rows as scored by the task
     *, by:str="accuracy",       # the figure to compare by
@@ -403,8 +398,7 @@ def answer_prompts(
     tokenizer,
     prompts:list[list[int]],   # token ids
     weights:list[str],         # for each prompt, a `weights_key`
-    cache:GenerationCache,
-    *, max_new_tokens:int=256,
+    cache:GenerationCache, *, max_new_tokens:int=256,
     thought_tokens:int=0,      # further tokens for answers that begin with a thought
     **how,                     # as for `continue_tokens`
 )->list[Generation]:           # in the order of `prompts`
@@ -545,8 +539,7 @@ def answer_limit(
     return -(-(2 * target_tokens + 16) // 32) * 32
 
 def make_questions(
-    cfg:Config,
-    tokenizer,
+    cfg:Config, tokenizer,
     rows:dict[str,dict],       # place -> held-out row
     *, cluster:str|None=None,  # column with the record of a row; row: independent; None: `records_of`
     domains:dict[str,str]|None=None,   # place -> domain of its file; None: unknown
@@ -554,7 +547,7 @@ def make_questions(
 )->Questions:
     "Rows as prompts; `SftError` for a row without one"
     task = task_of(cfg)
-    chats = [conversation(task, row, where, cfg) for where, row in rows.items()]
+    chats = [asked_conversation(task, row, where, cfg) for where, row in rows.items()]
     are_texts = task.name in _LIKELIHOOD and all(chat[0]["role"] == "text" and len(chat) == 1 for chat in chats)
     for where, chat in zip(rows, chats):
         if len(chat) > 1 or task.name == "text" or are_texts: continue   # texts have a loss
@@ -563,7 +556,7 @@ def make_questions(
 
     examples = None
     if likelihood or task.name in _LIKELIHOOD:
-        examples = [encode({where: chat}, tokenizer) for where, chat in zip(rows, chats)]
+        examples = [encode({where: chat}, tokenizer, turns=cfg.train_on_turns) for where, chat in zip(rows, chats)]
     if cluster is None: clusters = records_of(list(rows.values()), chats)
     elif cluster == "row": clusters = [""] * len(rows)
     else:
@@ -603,9 +596,7 @@ def losses_of(
 # %% ../../nbs/12_evaluation/03_generations.ipynb #1f7f3959
 _TAKEN_NAMES = ("accuracy", "answered", "ended", "correct", "loss", "supervised", "perplexity")
 
-def check_metrics(
-    metrics:dict|None,   # name -> function
-)->dict:
+def check_metrics(metrics:dict|None)->dict:
     "The metrics, if each is a function with a name of its own; ConfigError otherwise"
     if not metrics: return {}
     example = "evaluate(run, metrics={'exact': lambda answer, row: answer == row['answer']})"
@@ -642,8 +633,7 @@ def own_figures(
 
 def score_generations(
     name:str,                    # of the model
-    questions:Questions,
-    generations:list[Generation],
+    questions:Questions, generations:list[Generation],
     losses:list[dict]|None=None, # from `losses_of`
     *, opened:list[bool]|None=None,   # does the text begin inside a thought? None: as the prompts end
 )->Scores:
@@ -682,8 +672,7 @@ def score_generations(
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #3a56a94d
 def answer_rows(
-    model,
-    tokenizer,
+    model, tokenizer,
     rows:dict[str,dict],  # place -> held-out row
     cfg:Config,           # task, max_new_tokens, per_device_eval_batch_size
     *, name:str="model",  # name for the model

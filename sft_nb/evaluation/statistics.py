@@ -132,9 +132,7 @@ _MOST_TO_ENUMERATE = 16   # differences, for 65,536 choices of signs
 
 def sign_test(
     differences,                   # (n,), tuned less base
-    *, clusters:list|None=None,
-    resamples:int=10000,
-    seed:int=0,
+    *, clusters:list|None=None, resamples:int=10000, seed:int=0,
 )->float:
     "Two-sided p that differences have no direction; 1 without differences"
     sums, _ = grouped(differences, clusters)
@@ -301,8 +299,7 @@ def difference(
 # %% ../../nbs/12_evaluation/01_statistics.ipynb #st0max02
 def largest(
     differences,                # (K, n): each checkpoint minus the base, on the same rows
-    *, clusters:list|None=None,
-    resamples:int=2000,
+    *, clusters:list|None=None, resamples:int=2000,
 )->np.ndarray:                  # (resamples,)
     "The largest of K statistics (a sum over its root of squares), when no checkpoint is better than the base"
     sums, _ = grouped(differences, clusters)
@@ -319,8 +316,7 @@ class Pick:
 
 def gain_of_choice(
     differences,                # (K, n): each checkpoint minus the base, on the same rows
-    *, clusters:list|None=None,
-    resamples:int=500,
+    *, clusters:list|None=None, resamples:int=500,
 )->float:
     """Gain of the best of K on rows that did not choose it
 

@@ -122,10 +122,7 @@ def trivial_answers(questions:Questions)->list[Trivial]:
     return [t if t is best else replace(t, parts=[]) for t in found]   # models are compared with the best
 
 # %% ../../nbs/12_evaluation/04_trivial.ipynb #trv00011
-def figure_of_answers(
-    by:str,               # the figure to compare models by
-    expected:list[str],   # the expected answers
-)->str:
+def figure_of_answers(by:str, expected:list[str])->str:
     "The figure by which answers are compared, as they have no loss"
     if by not in LOWER_IS_BETTER: return by
     return "accuracy" if labels_of(expected) else "f1"
@@ -211,10 +208,7 @@ class Baselines:
         return cls(d["by"], [Trivial(**t) for t in d["trivial"]], d["few_shot"] and Scores.from_dict(d["few_shot"]),
                    d["shots"], d["seconds"])
 
-def find_trivial(
-    tuned:Scores,
-    baselines:Baselines|None,
-)->list[Finding]:
+def find_trivial(tuned:Scores, baselines:Baselines|None)->list[Finding]:
     "Findings: one answer to most questions, and a model that is not better than a trivial answer"
     out, fix = [], "another {learning_rate}, more steps, or look at the labels: sft_nb data"
     given = [answer_of(a.text).strip() if a.got is None else a.got for a in tuned.answers]

@@ -41,6 +41,7 @@ EXTENSIONS = {
     "gguf_adapter": partial(_load_part, "gguf_checks", "gguf_adapter"),
     "folder_checks": partial(_load_part, "folder_checks"),
     "proof_gguf": partial(_load_part, "gguf_checks", "GgufLink"),
+    "tools": partial(_load_part, "tasks.tools", "TASK"),
     "proof_server": partial(_load_part, "server_checks", "ServerLink"),
     "bases": partial(_load_part, "gguf_bases"),
     "earlier_adapter": partial(_load_part, "earlier_adapter"),

@@ -69,9 +69,7 @@ def _singular_forms(word:str)->set[str]:
     if word == "news": return {word}
     return {word, word.removesuffix("s"), word.removesuffix("es"), re.sub("ies$", "y", word)}
 
-def singular_words(
-    name,   # of a column
-)->set[str]:
+def singular_words(name)->set[str]:
     "The words of a name, also in the singular"
     return {w for word in column_words(name) for w in _singular_forms(word)}
 
@@ -100,19 +98,14 @@ def has_role(
 # %% ../../nbs/16_extras/25_column_roles.ipynb #cro00009
 _NEUTRAL = {"text", "content", "body", "message", "pretokenized"}   # words that tell no role at the end of a name
 
-def is_mixed_name(
-    name:str,
-)->bool:
+def is_mixed_name(name:str)->bool:
     "Is an English word for an answer only a part of the name, as in sql_prompt, sql_complexity, input_output?"
     words = [_singular_forms(word) for word in column_words(name) if word.isalpha() and word not in _NEUTRAL]
     answer, question = ({*_VOCABULARY[role][0]} for role in ("answer", "question"))
     if not any(word & answer for word in words): return False
     return not words[-1] & answer or any(word & question for word in words[:-1])
 
-def is_answer_name(
-    column,
-    *, labels:bool=True,   # may it be a label?
-)->bool:
+def is_answer_name(column, *, labels:bool=True)->bool:
     "Does the column's name suggest an answer or a label, like `Resolution` or `label`, and nothing else?"
     if has_role(column, "neither"): return False
     return has_role(column, "answer") and not is_mixed_name(str(column)) or labels and has_role(column, "class")
@@ -138,9 +131,7 @@ _SEVERAL = {   # of columns of these names with numbers, each is an answer; othe
     *"response resp reply completion output generation solution translation summary conversation".split(),
     *"losung loesung ausgabe sortie salida".split()}
 
-def column_groups(
-    names:list[str],
-)->dict[str,list[str]]:
+def column_groups(names:list[str])->dict[str,list[str]]:
     "The name without the number or letter at its end -> several columns that have it in common"
     def stem(c):
         name = str(c)
@@ -156,9 +147,7 @@ def names_answers(
     "Is each of several columns with such names an answer to the same question?"
     return bool(singular_words(stem) & _SEVERAL)
 
-def choice_columns(
-    names:list[str],   # names of columns
-)->list[str]:
+def choice_columns(names:list[str])->list[str]:
     "Columns to choose from: choices; sol1 and sol2; option_a and option_b; A, B, C and D"
     found = {c for c in names if singular_words(c) & {"choice", "option", "ending", "candidate"}}
     for stem, group in column_groups(names).items():
@@ -195,11 +184,12 @@ def is_metadata(name:str)->bool:
 
 # %% ../../nbs/16_extras/25_column_roles.ipynb #5b6fbcb5
 _GOOD_IF_TRUE = frozenset("""
-    accepted approved correct good keep ok pass passed resolved solved success successful useful valid verified
+    acceptable accepted approved correct good keep ok pass passed resolved safe solved success successful usable useful
+    valid verified
     """.split())
 _BAD_IF_TRUE = frozenset("""
-    bad corrupt corrupted deleted discard discarded disliked flagged garbage hallucinated harmful incorrect invalid
-    rejected removed spam toxic unsafe wrong
+    bad corrupt corrupted deleted discard discarded disliked flagged garbage hallucinated harmful incomplete incorrect
+    invalid rejected removed spam toxic truncated unsafe wrong
     """.split())
 _VERDICTS = frozenset("""
     annotation decision evaluation feedback judgement judgment outcome quality rating result review state status

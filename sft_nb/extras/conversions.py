@@ -376,10 +376,7 @@ def llama_factory_defaults(given:FileSettings)->dict:
 
 # %% ../../nbs/16_extras/02_conversions.ipynb #5w1ft002
 @conversion
-def _read_text_file(v, given:FileSettings, *,
-    setting:str,
-    example,       # a value of the setting
-)->Meaning:
+def _read_text_file(v, given:FileSettings, *, setting:str, example)->Meaning:
     "{setting}, also from a text file"
     if str(v).endswith(".txt"):
         file = given.find_file(v)
@@ -498,8 +495,7 @@ def _read_unfrozen_parameters(v, given:FileSettings)->Meaning|None:
 
 def _if_it(
     applies:Callable,           # of the value and the other settings
-    meaning:Meaning|Callable,
-    doc:str,
+    meaning:Meaning|Callable, doc:str,
 )->Callable:                    # a function for the table
     "This meaning for values to which it applies; the others need no translation"
     def read(v, given:FileSettings)->Meaning|None:

@@ -96,7 +96,6 @@ class _InBlocks(torch.autograd.Function):
         d_h, = ctx.saved_tensors
         return d_h * d_total.to(d_h.dtype), None, None, None, None, None
 
-# %% ../../nbs/16_extras/13_cpu_cross_entropy.ipynb #b10cks04
 def blockwise_cross_entropy(
     hidden:torch.Tensor,    # (N, hidden size)
     weight:torch.Tensor,    # (V, hidden size); gets no gradient

@@ -24,8 +24,7 @@ class StaticLayer(DynamicLayer):
     "Keys and values (B, H, L, D) of one layer in fixed memory; unlike in transformers' own, each row has its position"
     def __init__(self,
         like:DynamicLayer,   # a layer that has already been used
-        batch:int,
-        length:int,
+        batch:int, length:int,
         at:torch.Tensor,     # (B, 1) where each row's next token is written
     ):
         super().__init__()

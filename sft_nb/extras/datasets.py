@@ -192,8 +192,7 @@ _TWO_TEMPLATES = "their types write prompts differently, and a training has one 
 @conversion
 def read_datasets(
     entries,                      # one dataset or a list, each a dict as in Axolotl, TRL or the handbook
-    given:FileSettings,
-    setting:str="train_file",
+    given:FileSettings, setting:str="train_file",
 )->Meaning:
     "train_file, with data_format, fields and chat_template where the rows are written otherwise"
     entries = list(entries) if isinstance(entries, (list, tuple)) else [entries]

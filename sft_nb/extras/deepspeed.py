@@ -37,7 +37,6 @@ def _read_deepspeed(file:Path)->dict:
         raise ConfigError(f"{file}", f"it holds {part!r}"[:80], "a JSON object", edit(deepspeed="zero2"))
     return settings
 
-# %% ../../nbs/16_extras/32_deepspeed.ipynb #wo000014
 def read_deepspeed(
     deepspeed:str,   # zero2, zero3 or a JSON file
     *, per_device_train_batch_size:int, gradient_accumulation_steps:int, max_grad_norm:float,   # settings

@@ -58,10 +58,7 @@ def find_earlier_adapter(
     found += [f"its {name} is {value!r}, not {getattr(cfg, name)!r}" for name, value in shape.items()]
     raise ConfigError(f"adapter {str(folder)!r}", "; ".join(found), fix=edit(**other))
 
-def take_over(
-    model,         # with a new adapter
-    folder:Path,   # of the earlier one
-)->None:
+def take_over(model, folder:Path)->None:
     "Copy the weights of an earlier adapter into the new one; ConfigError if it adapts other layers"
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
     from peft.utils import load_peft_weights

@@ -178,10 +178,7 @@ def intervals_html(
     return figure_html(fig, "; ".join([f"{title} over steps; base {base[0]:.4g}", *told]))
 
 # %% ../../nbs/16_extras/61_eval_panel.ipynb #evl0htm2
-def reply_of(
-    a:Answer,        # that was kept
-    speaker:str,
-)->Reply:
+def reply_of(a:Answer, speaker:str)->Reply:
     "A stored answer as a reply, word by word; how sure the model was is not stored"
     words = re.findall(r"\S+|\s+", a.text)
     state = "ended" if a.ended else "cut"
@@ -223,11 +220,7 @@ def _chart(self:EvalState)->str:
     return intervals_html(points, base, names, title=self.sweep.by)
 
 # %% ../../nbs/16_extras/61_eval_panel.ipynb #evl0htm4
-def outcome(
-    before:Answer,
-    after:Answer,
-    by:str="accuracy",   # the figure to compare by
-)->str:
+def outcome(before:Answer, after:Answer, by:str="accuracy")->str:
     "The outcome of a row: right or wrong, or another figure"
     if by != "accuracy": return f"{by} {before.value(by):.2f} → {after.value(by):.2f}"
     words = {True: "right", False: "wrong"}

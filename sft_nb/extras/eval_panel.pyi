@@ -113,16 +113,10 @@ def intervals_html(points: list[tuple[Any, ...]], base: tuple[Any, ...], names: 
         names: step -> its label: best, lowest loss"""
 
 def reply_of(a: Answer, speaker: str) -> Reply:
-    """A stored answer as a reply, word by word; how sure the model was is not stored
-    
-    Args:
-        a: that was kept"""
+    """A stored answer as a reply, word by word; how sure the model was is not stored"""
 
 def outcome(before: Answer, after: Answer, by: str='accuracy') -> str:
-    """The outcome of a row: right or wrong, or another figure
-    
-    Args:
-        by: the figure to compare by"""
+    """The outcome of a row: right or wrong, or another figure"""
 
 class EvalPanel(Panel):
     """The sweep of a run and all of its rows"""

@@ -78,9 +78,7 @@ def few_shot_questions(
 
 # %% ../../nbs/16_extras/34_few_shot.ipynb #fw0eva06
 def with_few_shot(
-    evaluator:Evaluator,
-    base:Scores,
-    tuned:Scores,
+    evaluator:Evaluator, base:Scores, tuned:Scores,
     load,           # returns a context with the base that the run trained on
 )->Baselines:
     "The evaluator's baselines, and the base with examples in its prompt where it did not answer in the expected form"

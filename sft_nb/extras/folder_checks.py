@@ -27,9 +27,9 @@ from ..base.report import as_fix, Fix, pluralise, skipped, SftError, warn
 from ..tokens.encode import encode_prompts
 from ..tokens.template import Template
 from ..batches.layout import text_config
-from ..proof.merge import merge_command, with_system_prompt
+from ..proof.merge import command_to_merge, template_with_system_prompt
 from ..proof.folder import (
-    Expected, failed, flatten_config, Folder, NUMBER_FORMATS, passed, ProofStage, Reference, run_check, stored_as)
+    Expected, failed, flatten_config, Folder, NUMBER_FORMATS, passed, ProofStage, Reference, run_stage, stored_as)
 from .prompt_causes import find_cause, PromptComparison, RenderedPrompt
 
 # %% ../../nbs/16_extras/11_folder_checks.ipynb #92b56156
@@ -40,8 +40,7 @@ TEXTS = ("Hello world", "The year 2026, 3.14159 and 1,000,000", "  two  spaces\n
 def compare_tokens(
     link:str,
     ours:list[list[int]],     # of `TEXTS`
-    theirs:list[list[int]],
-    fix:Fix,
+    theirs:list[list[int]], fix:Fix,
 )->ProofStage:
     "Do texts become the same tokens?"
     other = [text for text, a, b in zip(TEXTS, ours, theirs) if a != b]
@@ -103,8 +102,7 @@ def folder_tokenizer(x:Expected, f:Folder)->ProofStage:
     return ProofStage("folder", warn(text, fix, check="tokenizer"), stage.figures)
 
 def compare_templates(
-    ours:str|dict|None,
-    theirs:str|dict|None,
+    ours:str|dict|None, theirs:str|dict|None,
 )->str:   # empty if the texts are the same, apart from spaces at both ends
     "The first line in which two chat templates differ, except for a BOS that only one of them writes"
     if not (isinstance(ours, str) and isinstance(theirs, str)):
@@ -143,15 +141,14 @@ def compare_prompts(
     cause = find_cause(PromptComparison(Template(x.bench.tokenizer), answers, rendered, render))
     if cause: return failed(link, *cause, fix, figures)
     ours, theirs = x.bench.tokenizer.chat_template, tokenizer.chat_template
-    if x.system_prompt and ours and theirs == with_system_prompt(ours, x.system_prompt): theirs = ours
+    if x.system_prompt and ours and theirs == template_with_system_prompt(ours, x.system_prompt): theirs = ours
     if other := compare_templates(ours, theirs):
         text = f"these prompts are the same tokens, but the text of the template differs: {other}"
         return failed(link, "template", text, fix, figures)
     return passed(link, "prompt", "prompts are the same tokens", figures)
 
 def compare_system_prompt(
-    link:str,
-    run:Path,
+    link:str, run:Path,
     tokenizer,             # of the run
     system:str,            # with which all training rows begin
     render:Callable,       # conversation -> `RenderedPrompt`
@@ -162,7 +159,7 @@ def compare_system_prompt(
     rendered = render(question)
     if rendered.n is None: return ProofStage(link, skipped("it counts no tokens", check="system"))
     if rendered.matches(trained): return passed(link, "system", "a question alone gets the rows' system prompt")
-    again = merge_command(run, run/"merged-with-system-prompt", write_system_prompt=True)
+    again = command_to_merge(run, run/"merged-with-system-prompt", write_system_prompt=True)
     fix = as_fix("send it as the first message of each request") | again
     text = f"all training rows begin with the system prompt {system[:60]!r}, and a question alone does not get it"
     return ProofStage(link, warn(text, fix, check="system"))
@@ -177,15 +174,12 @@ NEUTRAL = dict(   # setting of generation_config.json -> values that do not chan
     bad_words_ids=(None, []), suppress_tokens=(None, []), begin_suppress_tokens=(None, []),
     sequence_bias=(None, {}, []), forced_bos_token_id=(None,), forced_eos_token_id=(None,), stop_strings=(None, "", []))
 
-def sampling_settings(
-    generation_config:dict,
-)->dict:
+def sampling_settings(generation_config:dict)->dict:
     "The settings that would change a greedy answer"
     return {k: v for k, v in generation_config.items() if k in NEUTRAL and v not in NEUTRAL[k]}
 
 def compare_context(
-    link:str,
-    reference:Reference,
+    link:str, reference:Reference,
     available:int|None,   # tokens
     fix:Fix|str,
 )->ProofStage:
@@ -217,8 +211,7 @@ def ends_in(config:dict)->list[int]:
     return [ends] if isinstance(ends, int) else ends or []
 
 def compare_length(
-    x:Expected,
-    generation_config:dict,
+    x:Expected, generation_config:dict,
 )->tuple[str,bool]:   # problem, empty if none; is an answer truncated?
     "Does a limit on the length of an answer cut those of the run, or is it less than the run's own limit?"
     name = "max_new_tokens" if generation_config.get("max_new_tokens") else "max_length"
@@ -481,8 +474,7 @@ def folder_system(x:Expected, f:Folder)->ProofStage:
     return compare_system_prompt("folder", x.run, x.bench.tokenizer, x.system_prompt, render)
 
 def file_stages(
-    x:Expected,
-    f:Folder,
+    x:Expected, f:Folder,
     fix:Fix,   # what to look at if a check raises an error without a fix
 )->Iterator[ProofStage]:
     "All that can be compared before the folder is loaded"
@@ -490,4 +482,4 @@ def file_stages(
         shape=folder_shape, tokenizer=folder_tokenizer, prompt=folder_prompt, system=folder_system, stop=folder_stop,
         sampling=folder_sampling, context=folder_context, dtype=folder_dtype, tied=folder_tied, weights=folder_weights)
     if not x.system_prompt: del checks["system"]
-    for name, check in checks.items(): yield run_check("folder", name, partial(check, x, f), fix)
+    for name, check in checks.items(): yield run_stage("folder", name, partial(check, x, f), fix)

@@ -142,9 +142,7 @@ def _cannot_dequantise(header:GgufHeader)->str:
         except NotImplementedError: return kind.name
     return ""
 
-def check_gguf(
-    header:GgufHeader,
-)->None:
+def check_gguf(header:GgufHeader)->None:
     "ConfigError for a file that holds no model, a part of one, or weights that cannot be read"
     path, original, parts = header.path, _original_weights(header.metadata), header.get("split.count", 1)
     holds = header.get("general.type", "model")

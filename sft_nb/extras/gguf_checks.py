@@ -24,7 +24,7 @@ from ..tokens.tokenizer import model_path
 from ..batches.layout import text_config
 from ..runs.directory import open_run, Run
 from ..evaluation.evaluate import leaves_base
-from ..proof.folder import Expected, failed, passed, ProofStage, run_check
+from ..proof.folder import Expected, failed, passed, ProofStage, run_stage
 from ..proof.prove import Served
 from .gguf_bases import gguf_package
 from .folder_checks import (
@@ -89,10 +89,7 @@ def _unreadable_file(path:Path, found:str)->ConfigError:
     kind = ConfigError if path.exists() else MissingPathError
     return kind(f"GGUF file {str(path)!r}", found, "a file that llama.cpp's converter wrote", convert)
 
-def convert_again(
-    x:Expected,
-    f:Gguf,
-)->Fix:
+def convert_again(x:Expected, f:Gguf)->Fix:
     "llama.cpp's converter, on the merged folder"
     return command(f"python convert_hf_to_gguf.py {shell_quote(x.run/'merged')} --outfile {shell_quote(f.path)}")
 
@@ -242,7 +239,6 @@ def _tensor_names(x:Expected, f:Gguf)->dict[str,str]:
     return {name: here for name, here in found.items() if here in f.tensors}
 
 def _changed_matrices(x:Expected, names:dict[str,str])->list[str]:
-    "Matrices that training has changed"
     both = [n for n in names if n in x.base and x.base[n].shape == x.merged[n].shape]
     return [n for n in both if _common_error(x.base[n], x.merged[n]) > 1e-3]
 
@@ -258,8 +254,7 @@ def _is_base(x:Expected, f:Gguf, names:dict[str,str])->bool:
 _SOURCES = (torch.float32, torch.bfloat16, torch.float16)
 
 def source_format(
-    x:Expected,
-    f:Gguf,
+    x:Expected, f:Gguf,
     names:dict[str,str],   # of matrices, in the model and in the file
 )->torch.dtype:
     "The format of the merged folder that a file was converted from: its rounding is in the file, too"
@@ -292,16 +287,13 @@ def gguf_weights(x:Expected, f:Gguf)->ProofStage:
     return passed("gguf", "weights", "matrices are those of the run", figures)
 
 # %% ../../nbs/16_extras/28_gguf_checks.ipynb #36270c81
-def gguf_stages(
-    x:Expected,
-    f:Gguf,
-)->Iterator[ProofStage]:
+def gguf_stages(x:Expected, f:Gguf)->Iterator[ProofStage]:
     "Metadata and matrices"
     checks = dict(tokenizer=gguf_tokenizer, prompt=gguf_prompt, system=gguf_system, stop=gguf_stop,
                   sampling=gguf_sampling, context=gguf_context, shape=gguf_shape, dtype=gguf_dtype, tied=gguf_tied,
                   weights=gguf_weights)
     if not x.system_prompt: del checks["system"]
-    for name, check in checks.items(): yield run_check("gguf", name, partial(check, x, f), convert_again(x, f))
+    for name, check in checks.items(): yield run_stage("gguf", name, partial(check, x, f), convert_again(x, f))
 
 # %% ../../nbs/16_extras/28_gguf_checks.ipynb #gg1ada01
 def _adapter_config(source:Path):
@@ -389,10 +381,7 @@ def gguf_adapter(
     return out
 
 # %% ../../nbs/16_extras/28_gguf_checks.ipynb #gg1ada02
-def gguf_adapter_stages(
-    x:Expected,
-    f:Gguf,
-)->Iterator[ProofStage]:
+def gguf_adapter_stages(x:Expected, f:Gguf)->Iterator[ProofStage]:
     "Are the matrices of a GGUF adapter those of the run's?"
     run = open_run(x.run)
     fix = command(f"sft_nb merge {shell_quote(run.path)} --out {shell_quote(f.path)}",
@@ -407,7 +396,7 @@ def gguf_adapter_stages(
         figures = dict(matrices=len(wanted), same=len(same))
         if len(same) == len(wanted) == len(found): return passed("gguf", "adapter", "it is the run's adapter", figures)
         return failed("gguf", "adapter", "its matrices are not those of the run's adapter", fix, figures)
-    yield run_check("gguf", "adapter", check, fix)
+    yield run_stage("gguf", "adapter", check, fix)
 
 class GgufLink:
     "A file of `Served`, as a link of a proof; ConfigError if it cannot be read"

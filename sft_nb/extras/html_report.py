@@ -10,8 +10,7 @@ __all__ = ['page_html', 'tokens_part', 'memory_part', 'curves_part', 'scores_par
 from dataclasses import replace
 from pathlib import Path
 
-from ..base.display import (
-    as_html, badge_html, bar_html, details_html, format_bytes, table_html, WRAPPED)
+from ..base.display import as_html, badge_html, bar_html, details_html, format_bytes, table_html, WRAPPED
 from ..base.credentials import redact
 from ..base.files import read_json, write_atomically
 from ..base.report import command, pluralise, Report, require_kind, SftError, shell_quote
@@ -53,10 +52,7 @@ def _saved_report(run:Run, name:str)->str:
     file = run.path/name
     return Report.load(file)._repr_html_() if file.exists() else ""
 
-def tokens_part(
-    run:Run,
-    rows:int=5,   # at most
-)->str:
+def tokens_part(run:Run, rows:int=5)->str:
     "The first training examples, token by token"
     if rows < 1: return ""
     data = prepare(run.config)
@@ -77,16 +73,11 @@ def memory_part(run:Run)->str:
             ["measured at its highest", measured], ["the device has", f"{plan['device']['gib']:.1f} GiB"]]
     return table_html(rows) + table_html(sums)
 
-# %% ../../nbs/16_extras/08_html_report.ipynb #pg0cur01
 def curves_part(run:Run)->str:
     "Loss, gradient norm and learning rate over steps"
     return curves_html(RunState(run).curves())
 
-# %% ../../nbs/16_extras/08_html_report.ipynb #pg0eva01
-def scores_part(
-    run:Run,
-    rows:int=5,   # answers that are shown
-)->str:
+def scores_part(run:Run, rows:int=5)->str:
     "The sweep and the evaluations that the run keeps, with some answers"
     verdict, sweep, adapter = (run.path/"eval"/f"{name}.json" for name in ("verdict", "sweep", "adapter"))
     parts = [_verdict_html(run, read_json(verdict))] if verdict.exists() else []
@@ -100,7 +91,6 @@ def scores_part(
         parts.append(details_html(f"{min(rows, e.tuned.n)} of its answers", answers))
     return "".join(f"<div style='margin:1em 0'>{part}</div>" for part in parts)
 
-# %% ../../nbs/16_extras/08_html_report.ipynb #pg0eva02
 def _outdated_html(what:str, why:str)->str:
     "A line that says that scores are not those of the run as it is now; empty if they are"
     return f"<div>{badge_html('warn', 'outdated')} {as_html(f'{what}: {why}')}</div>" if why else ""
@@ -120,7 +110,6 @@ def settings_part(run:Run)->str:
     sources = read_json(run.path/"config.json").get("sources", {})
     return replace(run.config, sources=sources)._repr_html_()
 
-# %% ../../nbs/16_extras/08_html_report.ipynb #pg0ver01
 def versions_part(run:Run)->str:
     "The machine and the versions of a run"
     file = run.path/"environment.json"
@@ -148,7 +137,6 @@ def page_parts(
         except (SftError, OSError, ValueError, KeyError, TypeError, AttributeError) as e: made[heading] = error_html(e)
     return made
 
-# %% ../../nbs/16_extras/08_html_report.ipynb #pg0all03
 def run_page(
     run:Run|str|Path,
     path:str|Path|None=None,   # None: report.html, in the run

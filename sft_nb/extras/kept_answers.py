@@ -91,10 +91,7 @@ class KeptAnswers:
             prompts.append(dict(prompt=kept["prompt"], system=str(system or "")))
         return prompts
 
-    def keep_prompt(self,
-        prompt:str,
-        system:str="",     # empty: none
-    )->Path:
+    def keep_prompt(self, prompt:str, system:str="")->Path:
         "Add a prompt to the run's set, or remove it if it is there; ConfigError for an empty one"
         if not prompt.strip(): raise ConfigError("GenerationPanel", "the prompt is empty", "", "write a prompt")
         prompts, new = self.prompts(), dict(prompt=prompt, system=system)

@@ -82,7 +82,6 @@ def _single_adapter(layer)->str|None:
     if layer.disable_adapters or layer.merged or len(active) != 1: return None
     return active[0]
 
-# %% ../../nbs/16_extras/12_kernels.ipynb #1dadec20
 def _is_plain(layer, name:str, x:torch.Tensor)->bool:
     "Is it LoRA as originally published, without hooks, in a single dtype?"
     A, B = layer.lora_A[name], layer.lora_B[name]
@@ -90,13 +89,11 @@ def _is_plain(layer, name:str, x:torch.Tensor)->bool:
     if any(m._forward_hooks or m._forward_pre_hooks for m in (A, B, layer.base_layer)): return False
     return torch.is_autocast_enabled(x.device.type) or A.weight.dtype == B.weight.dtype == x.dtype
 
-# %% ../../nbs/16_extras/12_kernels.ipynb #3dd32b39
 def _has_dropout(layer, name:str)->bool:
     "Is dropout active?"
     dropout = layer.lora_dropout[name]
     return layer.training and getattr(dropout, "p", 0) > 0
 
-# %% ../../nbs/16_extras/12_kernels.ipynb #d8668131
 def _quantisation_of(base):
     "The `quant_state` of a 4-bit layer; None for other layers"
     state = getattr(getattr(base, "weight", None), "quant_state", None)
@@ -163,7 +160,6 @@ class _Together:
         self.asked = (x, name, torch.is_grad_enabled())
         self.outs = dict(zip([layer, *others], _compute_products([layer, *others], name, x)))
 
-# %% ../../nbs/16_extras/12_kernels.ipynb #1dc2986a
 def _fused_forward(layer, x:torch.Tensor, *args, **kwargs)->torch.Tensor:
     "Replaces the `forward` of peft's layer"
     name = None if args or kwargs or x.dim() < 2 else _single_adapter(layer)
@@ -172,7 +168,6 @@ def _fused_forward(layer, x:torch.Tensor, *args, **kwargs)->torch.Tensor:
     if alone: return _compute_products([layer], name, x)[0]
     return layer.reads_with.take(layer, name, x)
 
-# %% ../../nbs/16_extras/12_kernels.ipynb #d271544e
 _READ_THE_SAME = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"), ("query", "key", "value")
 
 def _that_read_the_same(model, layers:list)->list[_Together]:
@@ -203,7 +198,6 @@ def fuse_lora(
         for layer in group.layers: layer.reads_with = group
     return swap_forward(layers, _fused_forward, "base and adapter in one product")
 
-# %% ../../nbs/16_extras/12_kernels.ipynb #8eb19b6e
 def count_kernels(model)->dict[str,int]:
     "The numbers of layers with base and adapter in one product, and of modules of Liger's; a run writes them down"
     now = [getattr(vars(m).get("forward"), "__func__", None) for m in model.modules()]
@@ -216,13 +210,11 @@ def _compiled_forward(kind:type, backend:str):
     "The forward of a kind of layer, compiled when it is first called"
     return torch.compile(kind.forward, backend=backend, dynamic=True)
 
-# %% ../../nbs/16_extras/12_kernels.ipynb #9304b4e3
 def _layer_forward(layer, *args, backend:str, **kwargs):
     "Replaces the `forward` of a decoder layer"
     learns = layer.training and torch.is_grad_enabled()
     return (_compiled_forward(type(layer), backend) if learns else type(layer).forward)(layer, *args, **kwargs)
 
-# %% ../../nbs/16_extras/12_kernels.ipynb #3fe687e5
 def compile_layers(
     model,                    # a causal language model, with or without an adapter
     *, backend:str="inductor",
@@ -232,7 +224,6 @@ def compile_layers(
 
 # %% ../../nbs/16_extras/12_kernels.ipynb #270a2e31
 def _epsilon_of_norm(norm)->float|None:
-    "The epsilon of a norm"
     return next((vars(norm)[name] for name in ("variance_epsilon", "eps", "norm_eps") if name in vars(norm)), None)
 
 @torch.no_grad()
@@ -407,12 +398,10 @@ def _changed_names(now:dict, before:dict)->dict:
     return {name: before.get(name, _ABSENT) for name, new in now.items() if before.get(name, _ABSENT) is not new}
 
 def _restore_names(now:dict, before:dict)->None:
-    "Restore the former values of names"
     for name, was in before.items():
         if was is _ABSENT: now.pop(name, None)
         else: now[name] = was
 
-# %% ../../nbs/16_extras/12_kernels.ipynb #90bed939
 @contextmanager
 def _put_back(names:dict):
     "Context manager that restores names rebound inside; yields a dict that then holds what they were rebound to"
@@ -429,7 +418,6 @@ def _liger_function():
     from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
     return _apply_liger_kernel_to_instance
 
-# %% ../../nbs/16_extras/12_kernels.ipynb #05504bdd
 def _put_in(model, put_in)->None:
     "Let a function change the modules of a model, and nothing else; experts stay as they are, and so does the loss"
     experts = any(type(m).__name__.endswith("Experts") for m in model.modules())
@@ -437,7 +425,6 @@ def _put_in(model, put_in)->None:
         put_in(model=model, cross_entropy=False, fused_linear_cross_entropy=False, swiglu=not experts)
     if _ROTATE in given: _rotate_with(model, lambda theirs: given[_ROTATE])
 
-# %% ../../nbs/16_extras/12_kernels.ipynb #dc30b8fe
 def use_liger(
     model,                        # a causal language model, with or without an adapter
     *, put_in:Callable|None=None,  # function that changes the model; None: Liger
@@ -500,7 +487,6 @@ def check_kernels(
         fix = command("pip install liger-kernel") | edit(kernels="auto")
         raise ConfigError("kernels liger", "they are not installed", "", fix)
 
-# %% ../../nbs/16_extras/12_kernels.ipynb #649358dc
 _NO_CARD = dict(compile="there, every batch would be recompiled", liger="Liger's kernels are written for GPUs")
 
 def _check_card(kernels:str, device:str)->None:
@@ -513,7 +499,6 @@ def _check_card(kernels:str, device:str)->None:
     found = f"{kernels} needs a CUDA device, and the model is on {device}: {_NO_CARD[kernels]}"
     raise ConfigError("kernels", found, "auto or none without a GPU", edit(kernels="auto"))
 
-# %% ../../nbs/16_extras/12_kernels.ipynb #79d4e459
 def _use_on_card(model)->list[Repair]:
     "Use Liger if it is installed and proven"
     wants_liger = is_installed("liger_kernel") and os.environ.get("TRITON_INTERPRET") != "1"

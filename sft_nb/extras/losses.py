@@ -33,12 +33,9 @@ class Cost(NamedTuple):
     loss:np.ndarray   # nats: -log p(label)
     sure:np.ndarray   # the largest probability of any token there
 
-# %% ../../nbs/16_extras/06_losses.ipynb #a2b4861a
 @torch.no_grad()
 def token_costs(
-    model,
-    ids:list[int],
-    labels:list[int],
+    model, ids:list[int], labels:list[int],
     *, head:Head|None=None,   # from `head_of`; None: logits of all tokens are computed
 )->Cost:
     "The token losses of a single row, alone in its batch"
@@ -65,7 +62,6 @@ class RowCost(NamedTuple):
     @property
     def gain(self)->float: return self.base - self.tuned
 
-# %% ../../nbs/16_extras/06_losses.ipynb #bb221f6b
 class LossState:
     "The losses of rows before and after training; ConfigError for a split that does not exist"
     def __init__(self,
@@ -111,14 +107,12 @@ def measure(self:LossState,
     self.checkpoint = checkpoint
     self.rows:list[RowCost] = [self._row(k) for k in range(self.n)]
 
-# %% ../../nbs/16_extras/06_losses.ipynb #e60f17b7
 @patch
 def _all(self:LossState, model)->list[Cost]:
     rows = self.side.tokens[:self.n]
     head = head_of(model)
     return [token_costs(model, ids, labels, head=head) for ids, labels in zip(rows["input_ids"], rows["labels"])]
 
-# %% ../../nbs/16_extras/06_losses.ipynb #84fa1cc4
 @patch
 def _row(self:LossState, k:int)->RowCost:
     base, tuned = self.costs["base"][k], self.costs[self.checkpoint][k]
@@ -127,7 +121,6 @@ def _row(self:LossState, k:int)->RowCost:
     row, n = int(self.side.stats["row"][k]) + 1, max(1, (~np.isnan(tuned.loss)).sum())
     return RowCost(k, row, *(float(np.nansum(cost.loss) / n) for cost in (base, tuned)), doubt)
 
-# %% ../../nbs/16_extras/06_losses.ipynb #los0sta4
 @patch
 def ranked(self:LossState)->list[RowCost]:
     "All rows in the chosen ranking; ConfigError for an unknown one"
@@ -149,7 +142,6 @@ def move(self:LossState, **where)->LossState:
     self.chosen = min(max(0, self.chosen), self.n - 1)
     return self
 
-# %% ../../nbs/16_extras/06_losses.ipynb #4c767600
 @patch
 def export(self:LossState,
     file:str|Path|None=None,   # None: eval/losses-CHECKPOINT.jsonl in the run
@@ -174,7 +166,6 @@ def _tokens(self:LossState, r:RowCost)->str:
         tokens[k] = tokens[k]._replace(loss=float(shown[k]), note=note)
     return spans_html(tokens, fold=120)
 
-# %% ../../nbs/16_extras/06_losses.ipynb #06c7b04f
 @patch
 def mark(self:LossState)->None:
     "Mark the label of the chosen row as wrong, or remove the mark"
@@ -216,7 +207,6 @@ def html(self:LossState)->str:
     table = table_html(self.cells(ranked[first:first + 10]), head=head, marked=self.chosen - first)
     return f"<div>{escape_html(self.summary())}</div>{table}{self.row_html()}{self.marks.html()}"
 
-# %% ../../nbs/16_extras/06_losses.ipynb #639d6457
 @patch
 def to_dict(self:LossState)->dict:
     "The view as JSON"
@@ -268,7 +258,6 @@ class LossPanel(Panel):
 # %% ../../nbs/16_extras/06_losses.ipynb #cbe77953
 @patch
 def _bind(self:LossPanel)->None:
-    "Connect the controls to the state"
     for name in ("rank", "shows", "checkpoint"):
         getattr(self, name).observe(lambda change, name=name: self.show(**{name: change["new"]}), "value")
     self.table.observe(lambda change: self._choose_row(change["new"]), "value")

@@ -12,7 +12,7 @@ from itertools import groupby
 
 from ..base.report import SftError
 from ..rows.messages import (
-    as_json, Block, CALL_ROLES, content_text, CONTENT_KEYS, first_present, parse_list, read_blocks, read_flag,
+    json_text, Block, CALL_ROLES, content_text, CONTENT_KEYS, first_present, parse_list, read_blocks, read_flag,
     ROLE_ALIASES, role_of, spelled_role, TEXT_TYPES)
 
 # %% ../../nbs/16_extras/24_message_shapes.ipynb #msh00006
@@ -31,9 +31,7 @@ BLOCK_KEYS = {   # keys of a block that are read
     "type", "thought", "json", "lc", "data", "kwargs", *_BLOCK_KINDS, *_BLOCK_TEXT, *_CALL_KEYS,
     *_RESULT_ID, *_RESULT_CONTENT}
 
-def block_kind(
-    name,
-)->str|None:
+def block_kind(name)->str|None:
     "The kind of a block from the name in its `type`, or from its key; None for another, or for what is no text"
     return _BLOCK_KINDS.get(name) if isinstance(name, str) else None
 
@@ -43,9 +41,7 @@ def _text_in(x)->str|None:
     texts = [_text_in(part) for part in x] if isinstance(x, list) and x else [x]
     return "\n".join(texts) if all(isinstance(text, str) for text in texts) else None
 
-def read_block(
-    part,
-)->Block|None:
+def read_block(part)->Block|None:
     "A block of a content; None for one that is neither text, reasoning, a call nor a result"
     if not isinstance(part, dict): return None
     spelled, value = part.get("type"), part
@@ -87,13 +83,12 @@ def _parse_python_calls(text:str, name:str)->list[dict]:
 
 # %% ../../nbs/16_extras/24_message_shapes.ipynb #msh00012
 def _result_message(result:dict)->dict:
-    "The result of a call as a message"
     content, id = first_present(result, _RESULT_CONTENT), first_present(result, _RESULT_ID)
     if isinstance(content, list):
         texts = [_text_in(x) for x in content]
         values = [x.get("json", x) if isinstance(x, dict) else x for x in content]
-        content = "\n".join(as_json(x) if text is None else text for x, text in zip(values, texts))
-    elif isinstance(content, dict): content = as_json(content)
+        content = "\n".join(json_text(x) if text is None else text for x, text in zip(values, texts))
+    elif isinstance(content, dict): content = json_text(content)
     named = dict(tool_call_id=id, name=first_present(result, ("name", "toolName")))
     return dict(role="tool", content=content) | {k: v for k, v in named.items() if isinstance(v, str)}
 
@@ -122,9 +117,7 @@ def _with_role(m):
     if role is None or not isinstance(inner, dict) or "content" not in inner: return m
     return {k: v for k, v in inner.items() if k not in ("type", "id")} | dict(role=role)
 
-def split_turns(
-    messages:list,
-)->list:
+def split_turns(messages:list)->list:
     "Messages from LangChain's, named ones, and turns of two: objects with a key for each role"
     out = []
     for m in map(_with_role, messages):

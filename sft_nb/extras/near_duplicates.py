@@ -75,9 +75,7 @@ def features_of(
     edges = np.searchsorted(keys >> np.uint64(_BITS), np.arange(len(lengths) + 1, dtype=np.uint64))
     return Features(keys & np.uint64(2**_BITS - 1), edges)
 
-def without_shared(
-    features:Features,
-)->Features:
+def without_shared(features:Features)->Features:
     "Without the words and pairs that stand in many of the texts"
     _, inverse, counts = np.unique(features.hashes, return_inverse=True, return_counts=True)
     kept = counts[inverse] <= max(_SHARED_ROWS, _SHARED * len(features))
@@ -262,10 +260,7 @@ _FEW_ROWS, _FEW_SHARE = 10, .3   # of the examples: if fewer would remain, it is
 
 def _in_words(split:Split, k:int)->str: return split.name_rows([k])
 
-def find_in_benchmark(
-    data:Data,
-    files:Sequence[str|Path],
-)->Finding:
+def find_in_benchmark(data:Data, files:Sequence[str|Path])->Finding:
     "A warning if training rows nearly ask what rows of benchmark files ask"
     leaks, n = benchmark_leaks(data, files)
     if not leaks:
@@ -275,9 +270,7 @@ def find_in_benchmark(
     return warn(f"{text} rows, as {place} in {_in_words(data.train, k)}", "take them out of {train_file}",
                 check="benchmark")
 
-def find_near(
-    data:Data,
-)->list[Finding]:
+def find_near(data:Data)->list[Finding]:
     "Findings about rows that nearly repeat others; none if there is no such row"
     out, train = [], data.train
     every = near_duplicates(train, exact=True)   # which `drop_near_duplicates` drops

@@ -58,9 +58,7 @@ def _server_root(url:str)->str:
     raise ConfigError(f"server {url[:100]!r}", "it is not a valid address", "http:// or https://, a host and a port",
                       edit(server="http://localhost:8000"))
 
-def is_local(
-    url:str,
-)->bool:
+def is_local(url:str)->bool:
     "Does the server run on this machine?"
     host = urlsplit(url).hostname
     return host in ("localhost", "::1") or host.startswith("127.")
@@ -193,9 +191,7 @@ def models(self:Server)->list[dict]:
         if "id" in texts: found.append(texts | contexts)
     return found
 
-def choose_model(
-    server:Server,
-)->dict:
+def choose_model(server:Server)->dict:
     "The listed model that requests are sent to; ConfigError if several are possible"
     known = server.wanted or server.fallback
     try: listed = server.models
@@ -253,11 +249,8 @@ def kind(self:Server)->str: return self.info.kind
 def context_tokens(self:Server)->int|None: return self.info.context_tokens
 
 # %% ../../nbs/16_extras/10_openai_client.ipynb #87355ff1
-def request_body(
-    conversation:list[dict],
-    template:Template,
-)->tuple[str,dict]:     # the path, and the body
-    "A prompt in the format of OpenAI's API"
+def request_body(conversation:list[dict], template:Template)->tuple[str,dict]:
+    "Path and body of a request: a prompt in the format of OpenAI's API"
     first = conversation[0]
     if first["role"] == "text": return "/v1/completions", dict(prompt="".join(m["content"] for m in conversation))
     if not template.chat: return "/v1/completions", dict(prompt=template.render(conversation, prompt=True))
@@ -281,8 +274,7 @@ def _log_probabilities(server:Server, position:dict)->dict[int,float]:
     "Token -> log-probability; -inf as -1e9, and a 0 that was rounded up is accepted"
     shown = [position, *_valid_objects(position.get("top_logprobs"))]
     found = {_token_id(server, at): at.get("logprob") for at in shown}
-    return {t: float(v) for t, v in found.items()
-            if t is not None and type(v) in (int, float) and -1e9 <= v <= 1e-3}
+    return {t: float(v) for t, v in found.items() if t is not None and type(v) in (int, float) and -1e9 <= v <= 1e-3}
 
 def _tool_calls(message:dict)->tuple[dict,...]:
     "Tool calls in OpenAI's format, in which the arguments are a string of JSON"
@@ -378,9 +370,7 @@ def rendered(self:Server,
 # %% ../../nbs/16_extras/10_openai_client.ipynb #5bac34d8
 _PAUSES = (1., 5.)   # seconds before the second and third attempts
 
-def retry(
-    call,
-):
+def retry(call):
     "The result of `call()`, which is repeated after a temporary error"
     for pause in _PAUSES:
         try: return call()
@@ -415,10 +405,7 @@ def ask_server(
     return replies
 
 # %% ../../nbs/16_extras/10_openai_client.ipynb #0a0dd49a
-def as_generation(
-    reply:ServerReply,
-    tokenizer,
-)->Generation:
+def as_generation(reply:ServerReply, tokenizer)->Generation:
     "A server's answer in the form of our own; reasoning that the server separated comes first, as a block"
     text = "\n".join(filter(None, [reply.text, *(json.dumps(call, ensure_ascii=False) for call in reply.calls)]))
     if reply.reasoning:
@@ -429,17 +416,12 @@ def as_generation(
     return Generation(text, n, reply.finish != "length")
 
 # %% ../../nbs/16_extras/10_openai_client.ipynb #9e3b17a0
-def served_base(
-    server:Server,
-)->str|None:
+def served_base(server:Server)->str|None:
     "The name of the model's base, if the server serves it too"
     parent = server.info.model.get("parent")
     return parent if parent and any(m["id"] == parent for m in server.models) else None
 
-def require_served(
-    server:Server,
-    names:list[str],
-)->None:
+def require_served(server:Server, names:list[str])->None:
     "ConfigError if one of these models is not listed, or their base is not"
     listed = [m["id"] for m in server.models]
     if names[0] in listed and served_base(replace(server, wanted=names[0])) is None: names = ["their base", *names]
@@ -452,11 +434,7 @@ def require_served(
 # %% ../../nbs/16_extras/10_openai_client.ipynb #srvev002
 class ServerEvaluator:
     "Scores the models of a server; ConfigError if they would be compared by their loss"
-    def __init__(self,
-        server:Server,
-        questions:Questions,
-        progress:bool=True,
-    ):
+    def __init__(self, server:Server, questions:Questions, progress:bool=True):
         self.server, self.questions, self.progress = server, questions, progress
         self.longer = 0   # rows for which the last model received a different number of prompt tokens
         if questions.by != "loss": return

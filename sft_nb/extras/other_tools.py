@@ -74,8 +74,7 @@ def translate_setting(
 
 # %% ../../nbs/16_extras/05_other_tools.ipynb #3d76fdef
 def refusal(
-    name:str,
-    value:Any,
+    name:str, value:Any,
     meant:Meaning,   # a meaning with a fix
     where:str,     # where it is set
 )->ConfigError:
@@ -91,8 +90,7 @@ def method_refusal(
     "The error for a file that requests something other than supervised fine-tuning on text"
     what = " and ".join(dict.fromkeys(meant.method for meant, _ in methods))
     where, _, setting = methods[0][1].partition(" ")
-    return ConfigError(where, f"{setting} asks for {what}", TEXT_ONLY,
-                       fix_for_source(where, methods[0][0].fix))
+    return ConfigError(where, f"{setting} asks for {what}", TEXT_ONLY, fix_for_source(where, methods[0][0].fix))
 
 # %% ../../nbs/16_extras/05_other_tools.ipynb #tr4ns001
 _TRANSLATED_LAST = """packing sample_packing neat_packing batch_flattening dataset_train_split dataset_config
@@ -192,9 +190,7 @@ class OtherTools(KnownNames):
         return other_tool_error(values, where, [tool.title for tool in TOOLS.values()])
 
 # %% ../../nbs/16_extras/05_other_tools.ipynb #24b53447
-def describe_meanings(
-    meanings:Meanings,
-)->str:
+def describe_meanings(meanings:Meanings)->str:
     "The meaning of each value, in words: `'best': load_best_model_at_end = True; any other: …`"
     shown = {}
     for value, meaning in meanings.items():

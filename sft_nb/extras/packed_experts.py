@@ -35,10 +35,7 @@ def unpack_experts(
                       state.quant_type, state.dtype)
     return dequantize_4bit(p.data[first:last].reshape(-1, 1), part).view(last - first, rows, columns)
 
-def restore_experts(
-    model,
-    dtype:torch.dtype,   # of the new weights
-)->None:
+def restore_experts(model, dtype:torch.dtype)->None:
     "Replace packed experts by their unpacked weights"
     for module in packed_experts(model).values():
         for name in module.packed:
@@ -203,9 +200,7 @@ def _with_factors(wrapper, active_adapters:list[str]):
 
 def wrap_packed(
     target,              # a module, or peft's layer around one
-    adapter_name:str,
-    *, parameter_name:str|None=None,
-    **kwargs,
+    adapter_name:str, *, parameter_name:str|None=None, **kwargs,
 ):                       # peft's `ParamWrapper`; None: peft knows what to do
     "LoRA beside packed experts, for `LoraConfig._register_custom_module`"
     from peft.tuners.lora.layer import ParamWrapper

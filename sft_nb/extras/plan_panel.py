@@ -45,7 +45,6 @@ class PlanState:
         self.plan:Plan
         self._plan()
 
-# %% ../../nbs/16_extras/07_plan_panel.ipynb #plp00007
 @patch
 def _key(self:PlanState)->tuple:
     "A key of everything that a plan depends on; if nothing is `auto`, the GPU does not matter"
@@ -113,7 +112,6 @@ def _format_bytes(n:float)->str:
     "Bytes for people"
     return f"{n / 2**30:.2f} GiB" if n >= 2**30 / 10 else f"{n / 2**20:.1f} MiB"
 
-# %% ../../nbs/16_extras/07_plan_panel.ipynb #plp00016
 @patch
 def _bars(self:PlanState)->str:
     "All parts on one scale, their sum, and an evaluation"

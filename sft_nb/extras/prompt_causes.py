@@ -136,8 +136,7 @@ def _explain_history(c:PromptComparison)->str:
         "all messages but the last are left out": render(lambda chat: chat[-1:])})
 
 def prompt_with_argument(
-    a:GreedyAnswer,
-    tokenizer,
+    a:GreedyAnswer, tokenizer,
     argument:dict,   # of the chat template: {"enable_thinking": False}
 )->list[int]:
     "The prompt of an answer, rendered with another argument"

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['kind_of_values', 'SampledColumns', 'propose_fields', 'may_be_answer', 'propose_pairs', 'fix_for_unread',
-           'propose_reading', 'explain_wrong_column', 'name_columns']
+           'propose_reading', 'explain_wrong_column', 'propose_names']
 
 # %% ../../nbs/16_extras/26_proposals.ipynb #prop0003
 import difflib, json, operator, re
@@ -242,7 +242,8 @@ def _propose_conversations(columns:SampledColumns)->list[dict]:
     for c, kind in columns.kinds.items():
         if kind != "messages" and not alternates(c) or columns.is_metadata(c): continue
         more = {field: k for k in columns.values if (field := field_of(k)) in ("system", "tools") and k != field}
-        found += [dict(messages=c) | more, *(dict(prompt=c, completion=answer) | more for answer in columns.answers())]
+        answers = [*columns.answers(), *(k for k, kind in columns.kinds.items() if kind == "messages" and k != c)]
+        found += [dict(messages=c) | more, *(dict(prompt=c, completion=answer) | more for answer in answers)]
     return found
 
 def _prompt_columns(columns:SampledColumns, answer:str)->list[str]:
@@ -454,7 +455,7 @@ def _can_read_all(task:Task, rows:list[dict])->bool:
     try: return all(f in row for row in found for f in task.fields) and bool([task.messages(row) for row in found])
     except (SftError, KeyError, TypeError): return False
 
-def name_columns(
+def propose_names(
     task:Task,
     rows:list,              # some rows, of which at least one cannot be read
     cfg:Config|None=None,   # its `fields`

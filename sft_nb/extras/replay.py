@@ -148,16 +148,6 @@ def _check_step(run:Run, step:int)->None:
     raise ConfigError(where, f"step {step:,} is not one of its {pluralise(run.step, 'step')}",
                       f"1 to {run.step:,}", fix)
 
-def _start_before(run:Run, step:int)->Path|None:   # None: the beginning
-    "The newest intact checkpoint from which a step can be reached"
-    earlier = [p for p in checkpoint_folders(run.path/"checkpoints") if step_of(p) < step]
-    return next((p for p in reversed(earlier) if not find_corruption(p)), None)
-
-def _logged_line(run:Run, step:int)->dict:
-    "The first line of the training at this step or after it; empty if there is none"
-    lines = [line for line in run.metrics() if "learning_rate" in line and line["step"] >= step]
-    return min(lines, key=lambda line: line["step"], default={})
-
 def _config_at(run:Run, step:int)->Config:
     "The config with which one process takes a step: without trackers and time limit, and as long as it was then"
     cfg = replace(settings_for_world_size(run, 1), report_to=None, wandb=False, max_time=None)
@@ -167,7 +157,7 @@ def _config_at(run:Run, step:int)->Config:
     return replace(cfg, max_steps=lengths[0]) if was_extended else cfg
 
 # %% ../../nbs/16_extras/40_replay.ipynb #rpl0wit2
-def _leave_out(bench:Workbench, step:int, rows:Sequence[int])->None:
+def _leave_out_of_step(bench:Workbench, step:int, rows:Sequence[int])->None:
     "Let nothing of these rows be learned in a step; ConfigError for rows that are not in it, or if none remains"
     batches, train = bench.batches, bench.data.train
     micro_batches = batches.micro_batches(step, bench.cfg.gradient_accumulation_steps)
@@ -283,9 +273,9 @@ def _take_steps(bench:Workbench, run:Run, start:Path|None, step:int, logged_at:i
         except _Reached: return observer
         except Exception as e:
             if start is None or trainer.step.micro_batch >= 0 or isinstance(e, SftError): raise
-            raise _not_loadable(run, start, e) from e
+            raise _start_error(run, start, e) from e
 
-def _not_loadable(run:Run, start:Path, error:Exception)->SftError:
+def _start_error(run:Run, start:Path, error:Exception)->SftError:
     "The error for a checkpoint that this installation cannot load"
     packages = read_json_object(run.path/"environment.json").get("packages") or {}
     names = ("torch", "transformers", "peft")
@@ -311,7 +301,10 @@ def replay(
     notes, is_changed = check_provenance(run), bool(without) or learning_rate is not None
     if (n := run.config.num_processes) > 1:
         notes.append(f"{n} processes trained it and one replays it, so sums are rounded in another order")
-    start, line = _start_before(run, step), _logged_line(run, step)
+    earlier = [p for p in checkpoint_folders(run.path/"checkpoints") if step_of(p) < step]
+    start = next((p for p in reversed(earlier) if not find_corruption(p)), None)   # None: the beginning
+    lines = [line for line in run.metrics() if "learning_rate" in line and line["step"] >= step]
+    line = min(lines, key=lambda line: line["step"], default={})
     logged_at = None if is_changed else line.get("step")
     end, first = logged_at or step, step_of(start) if start else 0
     pace = run.step_seconds
@@ -320,7 +313,7 @@ def replay(
     bench = Workbench(_config_at(run, step), is_resolved=True)
     with missing_rows_are_of_the_run(run.path): bench.make("data")
     check_same_rows(run, bench.data)
-    if without: _leave_out(bench, step, without)
+    if without: _leave_out_of_step(bench, step, without)
     observer = _take_steps(bench, run, start, step, logged_at, learning_rate)
     bench.close()   # the model is no longer needed
     if is_changed and line.get("step") != step: line = {}

@@ -30,7 +30,6 @@ def sequence_group(
     "The group of neighbouring ranks that share rows; the first call must be made by all processes"
     return _group_of(dist.group.WORLD, size)
 
-# %% ../../nbs/16_extras/15_sequence_parallel.ipynb #328d6784
 class _AllToAll(torch.autograd.Function):
     "Piece `s` of this process goes to process `s`, and what comes back has its pieces in the same order"
     @staticmethod
@@ -70,7 +69,6 @@ class Share:
         found = _AllToAll.apply(pieces, sequence_group(self.size))
         return found.transpose(0, 1).reshape(1, T // self.size, self.size * h, D)
 
-# %% ../../nbs/16_extras/15_sequence_parallel.ipynb #b829d7b5
 def share_of(
     batch:dict,   # from `DataCollatorFlattening`, with document boundaries
     rank:int,     # rank of this process among those that share the batch
@@ -84,13 +82,11 @@ def share_of(
     labels[:, 0] = -100   # the previous process has it
     out = {k: F.pad(batch[k], (0, more))[:, here] for k in ("input_ids", "position_ids")}
     share = Share(size, rank, max(0, min(T - here.start, t)))
-    return batch | out | dict(labels=labels, share=share) | (_with_document(batch, more) if more else {})
-
-def _with_document(batch:dict, more:int)->dict:
-    "The boundaries of a batch with one more document"
-    cu, longest = batch["cu_seq_lens_q"], max(more, batch["max_length_q"])
-    cu = torch.cat([cu, cu[-1:] + more])
-    return dict(cu_seq_lens_q=cu, cu_seq_lens_k=cu, max_length_q=longest, max_length_k=longest)
+    if more:   # the padding is a document of its own
+        cu, longest = batch["cu_seq_lens_q"], max(more, batch["max_length_q"])
+        cu = torch.cat([cu, cu[-1:] + more])
+        out |= dict(cu_seq_lens_q=cu, cu_seq_lens_k=cu, max_length_q=longest, max_length_k=longest)
+    return batch | out | dict(labels=labels, share=share)
 
 # %% ../../nbs/16_extras/15_sequence_parallel.ipynb #d0a5bae7
 @dataclass

@@ -26,7 +26,7 @@ from ..tokens.tokenizer import load_tokenizer, without_day
 from ..runs.directory import Run
 from .openai_client import is_local, ServerReply, RequestRejected, Server
 from sft_nb.proof.folder import (
-    Expected, failed, GreedyAnswer, logprob_differences, mean_or_nan, passed, ProofStage, Reference, run_check,
+    Expected, failed, GreedyAnswer, logprob_differences, mean_or_nan, passed, ProofStage, Reference, run_stage,
     stored_as)
 from ..proof.prove import Served
 from .prompt_causes import find_cause, prompt_with_argument, PromptComparison
@@ -187,16 +187,14 @@ def check_system_prompt(served:ServedModel)->ProofStage:
 
 LOOK_AT_SERVER = as_fix("look at the server's log")
 
-def prompt_stages(
-    served:ServedModel,
-)->Iterator[ProofStage]:
+def prompt_stages(served:ServedModel)->Iterator[ProofStage]:
     "Which model it is, its tokens, its prompt, its context"
     server = served.server
     kind = server.kind or "a server of OpenAI's API"
     yield ProofStage("server", ok(f"{server.name} on {kind}", check="model"), dict(url=server.url))
     checks = dict(tokenizer=check_tokenizer, prompt=check_prompt, system=check_system_prompt, context=check_context)
     if not served.system_prompt: del checks["system"]
-    for name, check in checks.items(): yield run_check("server", name, partial(check, served), LOOK_AT_SERVER)
+    for name, check in checks.items(): yield run_stage("server", name, partial(check, served), LOOK_AT_SERVER)
 
 # %% ../../nbs/16_extras/29_server_checks.ipynb #a004604d
 def mean_nats(
@@ -383,14 +381,12 @@ def check_sampling(served:ServedModel)->ProofStage:
     text = "without a temperature it samples, and the run was scored without sampling"
     return failed("server", "sampling", text, _SEND_TEMPERATURE, figures)
 
-def answer_stages(
-    served:ServedModel,
-)->Iterator[ProofStage]:
+def answer_stages(served:ServedModel)->Iterator[ProofStage]:
     "Reasoning, weights, precision, end, texts, sampling"
     checks = dict(thinking=check_reasoning, adapter=check_adapter, precision=check_precision, stop=check_stop,
                   texts=check_texts, sampling=lambda served, replies: check_sampling(served))
     def made(check): return check(served, served.replies)
-    for name, check in checks.items(): yield run_check("server", name, partial(made, check), LOOK_AT_SERVER)
+    for name, check in checks.items(): yield run_stage("server", name, partial(made, check), LOOK_AT_SERVER)
 
 # %% ../../nbs/16_extras/29_server_checks.ipynb #srvlnk02
 _FORMATS = dict(F32="float32", F16="float16", BF16="bfloat16")

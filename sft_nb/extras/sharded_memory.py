@@ -16,8 +16,7 @@ from ..planning.memory import optimizer_bytes, static_bytes
 # %% ../../nbs/16_extras/55_sharded_memory.ipynb #bd392efb
 def divided_bytes(
     model,          # from `skeleton`
-    optim:str,
-    division:Division,
+    optim:str, division:Division,
 )->dict[str,int]:   # as `static_bytes`
     "Bytes that one process holds between its steps"
     held, n = static_bytes(model, optim), division.processes

@@ -150,9 +150,7 @@ def _with_rows(name:str, function):
     separated.keeps_rows_apart = True
     return separated
 
-def separate_rows(
-    kind:type|None,   # the class of a model
-)->None:
+def separate_rows(kind:type|None)->None:
     "Patch those functions in a model's file whose kernel is not installed to keep flattened rows apart"
     for name, package in state_functions(kind).items():
         file = inspect.getmodule(kind)

@@ -28,8 +28,7 @@ from ..evaluation.sweep import CheckpointSwapper, Sweep, sweep
 def mix_adapters(
     cfg:Config,
     device:str,         # cpu, cuda ...
-    rows:int,
-    checkpoints:int,
+    rows:int, checkpoints:int,
 )->tuple[bool,str]:     # and why
     "Do all checkpoints answer in one batch?"
     if not leaves_base(cfg): return False, "each checkpoint has its own base"
@@ -42,8 +41,7 @@ def mix_adapters(
 
 # %% ../../nbs/16_extras/33_sweeps.ipynb #es0sco06
 def score_mixed(
-    evaluator:Evaluator,
-    swapper:CheckpointSwapper,
+    evaluator:Evaluator, swapper:CheckpointSwapper,
     folders:list[Path],          # of the checkpoints
 )->dict[str,Scores]|None:        # by name, that of the base too; None: one after the other is as fast, or needed
     "Base and checkpoints in one batch, each row with its adapter"

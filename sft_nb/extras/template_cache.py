@@ -78,7 +78,6 @@ _MEASURES = {"length", "count", "first", "last", "truncate", "wordcount", "list"
 _LISTS = ("messages", "loop_messages", "tools", "documents")   # not strings: a template may measure and slice these
 
 def _string_constants(x)->set[str]:
-    "The string constants of an expression"
     from jinja2 import nodes as n
     if isinstance(x, n.Const): return {x.value} if isinstance(x.value, str) else set()
     if isinstance(x, (n.List, n.Tuple)): return {w for item in x.items for w in _string_constants(item)}

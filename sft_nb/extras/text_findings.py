@@ -85,7 +85,6 @@ _FLAWS = (   # name, share of the rows above which it is reported, what the rows
     ("trailing_blank", .5, "end their answer with a blank or a new line, which is learned", "strip the answers"))
 
 def _answer_text(s:Split, k:int)->str:
-    "The supervised text of an example"
     e = s.tokens[int(k)]
     ids = [i for i, label in zip(e["input_ids"], e["labels"]) if label != -100]
     return s.tokenizer.decode(ids, skip_special_tokens=True).strip()
@@ -98,7 +97,7 @@ def _find_alike(s:Split, name:str)->list[Finding]:
     text = f"{k:,} of {pluralise(n, 'answer')} looked at are {answer[:60]!r}: there is nothing else to learn"
     return [warn(text, "rows with other answers too, or the column that holds them in {fields}", check=f"{name}_alike")]
 
-def _find_cut(s:Split, name:str)->list[Finding]:
+def _find_cut_answers(s:Split, name:str)->list[Finding]:
     "A warning if many answers end unfinished at the length of the longest"
     cut, least = {}, max(_SHARE * s.seen.texts.get("single", 0), 5)
     for unit in ("characters", "words"):
@@ -206,7 +205,8 @@ def find_in_texts(
         if not k or k < share * n or flaw.endswith("_blank") and (not chat or k < 3): continue
         text = f"{k:,} of {pluralise(n, 'row')} looked at {what}, the first is {seen.examples[f'{flaw} at']}"
         out.append(warn(text, fix, check=f"{name}_{flaw}"))
-    out += [*_find_placeholders(s, name, n), *_find_alike(s, name), *_find_cut(s, name), *_find_contradictions(s, name)]
+    out += [*_find_placeholders(s, name, n), *_find_alike(s, name), *_find_cut_answers(s, name),
+            *_find_contradictions(s, name)]
 
     flaws, least = [], max(_SHARE * n, 3)
     if (k := texts.get("markup", 0)) >= least: flaws.append(f"{k:,} hold HTML, as in {seen.examples['markup'][:60]!r}")

@@ -23,15 +23,11 @@ ANSWER_MARKERS = (   # before an answer in the chat formats of common models
 END_MARKERS = ("</s>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|endoftext|>", "<|end|>", "<|eot|>", "<turn|>",
                "<｜end▁of▁sentence｜>", "<|END_OF_TURN_TOKEN|>", "<|end_of_text|>", "<eos>")
 
-def answer_marker(
-    text:str,
-)->str|None:   # one of `ANSWER_MARKERS`
+def answer_marker(text:str)->str|None:
     "The first of `ANSWER_MARKERS` that occurs in the text; None if none does"
     return next((marker for marker in ANSWER_MARKERS if marker in text), None)
 
-def end_marker(
-    text:str,
-)->str|None:   # one of `END_MARKERS`
+def end_marker(text:str)->str|None:
     "The written-out end token that a text ends with, or None"
     text = text.rstrip()
     if not text.endswith(END_MARKERS): return None

@@ -77,10 +77,7 @@ def send_scores(
 # %% ../../nbs/16_extras/46_trackers.ipynb #14f02844
 _TRACKED_ANSWERS = 20   # answers in a tracker's table
 
-def send_evaluation(
-    e:Evaluation,
-    run:Run,        # whose model was evaluated
-)->None:
+def send_evaluation(e:Evaluation, run:Run)->None:
     "The figures of both models, and the first answers, where the run is logged"
     step = step_of(Path(e.checkpoint)) if e.checkpoint.startswith("checkpoint-") else run.step
     figures = dict(accuracy=e.tuned.accuracy, answered=e.tuned.answered, ended=e.tuned.ended) | e.tuned.figures

@@ -7,7 +7,6 @@ __all__ = ['TEXT_ONLY', 'plain_number', 'other_tool_error']
 
 # %% ../../nbs/16_extras/03_unread_tools.ipynb #522c6893
 import re
-from functools import cache
 from typing import Any, get_args
 
 from ..base.report import as_fix, ConfigError, edit, Fix
@@ -21,9 +20,6 @@ _COMMON = read_toml("unread/every-tool")
 _IN_4_BITS = re.compile(r".*qlora.*|bnb\.(nf|fp)4.*|true|4|int4", re.IGNORECASE)   # a value at one of `quantised_at`
 _IN_8_BITS = re.compile(r"bnb\.int8.*|8|int8")
 _MATTERS, _HARMLESS = (re.compile("|".join(_COMMON[name])) for name in ("matters", "harmless"))
-
-@cache
-def _unread_tools()->list[dict]: return [read_toml(f"unread/{name}") for name in _COMMON["order"]]
 
 def _keys_inside(v, depth:int=8)->set[str]:
     "The keys of a mapping, and of those in it"
@@ -152,13 +148,13 @@ def plain_number(
     return text
 
 def other_tool_error(
-    file:dict,
-    where:str,
+    file:dict, where:str,
     read_tools:list[str],   # the tools whose files are read
 )->ConfigError|None:        # None: another file
     "The error for a file of a tool whose files are not read; its fix has the settings with an equal here"
     keys = _keys_inside(file)
-    for tool in _unread_tools():
+    for name in _COMMON["order"]:
+        tool = read_toml(f"unread/{name}")
         title = tool["title"]
         if not any({*group.split("+")} <= keys for group in tool["marks"]): continue
         if what := _other_method(file, keys, tool):

@@ -56,8 +56,7 @@ def _encode_as_texts(encoder:Encoder, examples:list[list[Chunk]])->list[tuple[np
             for a, z, i, j, ok in zip(starts, ends, opens.tolist(), opens[1:].tolist(), right)]
 
 def encode_whole(
-    encoder:Encoder,
-    examples:list[list[Chunk]],
+    encoder:Encoder, examples:list[list[Chunk]],
 )->list[tuple[np.ndarray,list[int]]|None]:   # ids, and the number of each chunk; None: not found in this way
     "Examples that are each encoded as one text"
     counted = [encoder.backend is not None and all([c.n_added is not None for c in e]) for e in examples]

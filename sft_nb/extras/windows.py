@@ -28,8 +28,7 @@ def _window_of_messages(messages:list[dict], start:int, end:int)->list[dict]:
 def _lay_out_windows(
     messages:list[dict],
     turns:list[int],   # numbers of the answers that are turns
-    t:Template,
-    *, prompt_too:bool, where:str,
+    t:Template, *, prompt_too:bool, where:str,
 )->list[Chunk]|None:   # of one example; None: not one, or not found in this way
     "The windows of a conversation, joined"
     own = {*turns}

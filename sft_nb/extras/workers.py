@@ -74,8 +74,7 @@ def _fork_workers(reader:Reader, n:int)->Iterator[ProcessPoolExecutor]:
 
 # %% ../../nbs/16_extras/37_workers.ipynb #wrk00007
 def encode_blocks(
-    reader:Reader,
-    blocks:Iterator[tuple[int,list]],
+    reader:Reader, blocks:Iterator[tuple[int,list]],
     wanted:int|str,   # processes, or auto: the setting num_workers
 )->Iterator[tuple[Batch,Encoded]]:
     "Batches with their tokens, in their order; no process is made where no block is left, or for one worker"

@@ -361,8 +361,7 @@ def train_in_full(model, patterns:tuple[str,...]|None=None)->None:
 # %% ../../nbs/06_model/07_adapter.ipynb #bda7fa01
 def add_adapter(
     model:Any,   # a base from `load_base`
-    tokenizer:Any,
-    cfg:Config,
+    tokenizer:Any, cfg:Config,
 )->Any:          # the model in train mode: a PeftModel, or the model itself for `method="full"`
     "Freeze the base and add a new adapter, as `cfg.method` says; ConfigError for what peft cannot do"
     from peft import get_peft_model
@@ -420,8 +419,7 @@ def method_of_earlier(
 
 # %% ../../nbs/06_model/07_adapter.ipynb #d8dee1b8
 def load_model(
-    cfg:Config,
-    tokenizer:Any,
+    cfg:Config, tokenizer:Any,
 )->Any:          # ready to train
     "The base with its adapter (for `full`, all weights trainable); the adapter is new or from `adapter_name_or_path`"
     earlier = _need_earlier_adapter(cfg.adapter_name_or_path)

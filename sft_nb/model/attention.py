@@ -130,15 +130,11 @@ def _cannot_be_shared(found:str)->SftError:
                     edit(sequence_parallel_size=1))
 
 def varlen_mask(
-    batch_size:int,
-    q_length:int,
-    kv_length:int,
-    *args,
+    batch_size:int, q_length:int, kv_length:int, *args,
     mask_function:Callable,   # as for `find_documents`
     attention_mask=None,      # of the padding
     use_vmap:bool=False,      # True: the mask function takes single indices
-    device="cpu",
-    **kwargs,
+    device="cpu", **kwargs,
 )->Documents|torch.Tensor|None:
     "Called by transformers to make a mask: `Documents` if they describe it completely, else the mask of `sdpa`"
     if (assumed := _ASSUMED.get()) is not None:
@@ -316,8 +312,7 @@ def varlen_attention(
     scaling:float|None=None,    # factor of the scores; None: 1 / sqrt(D)
     softcap:float|None=None,
     s_aux:torch.Tensor|None=None,   # one sink per head: (H,)
-    cu_seq_lens_q:torch.Tensor|None=None,
-    **kwargs:Any,
+    cu_seq_lens_q:torch.Tensor|None=None, **kwargs:Any,
 )->tuple[torch.Tensor,None]:   # (B, T, H, D)
     "Attention as transformers' interface calls it; `SftError` for what it does not support"
     if kwargs.get("position_bias") is not None:
@@ -459,8 +454,7 @@ def _has_custom_attention(kind, shape)->bool:
 
 def choose_attention(
     wanted:str,           # auto, varlen, sdpa, eager, flash_attention_2 ...
-    device:str,
-    dtype:torch.dtype,
+    device:str, dtype:torch.dtype,
     shape:Any,            # the model's config
 )->tuple[str|None,str]:   # the name and the reason; None: transformers' default
     "The attention to load a model with; ConfigError for one that is not there"

@@ -151,9 +151,7 @@ class Running:
         self.next, self.positions = tokens[:, None], self.positions.amax(-1, keepdim=True) + 1
         self.mask = F.pad(self.mask, (0, 1), value=1)
 
-    def keep(self,
-        places:list[int],   # places of the rows that stay
-    )->None:
+    def keep(self, places:list[int])->None:
         "Keep these rows and drop the others"
         at = torch.tensor(places, device=self.mask.device)
         self.rows = [self.rows[p] for p in places]
@@ -252,8 +250,7 @@ class Decoder:
     "Answers prompts with one model"
     @with_parameters_of(Sampling)
     def __init__(self,
-        model,
-        tokenizer,
+        model, tokenizer,
         *, batch_size:int=32,           # maximum rows to answer together
         batch_tokens:int=65536,         # maximum tokens of these rows, including answers
         adapters:list[str]|None=None,   # for each prompt, the name of its adapter; None: the active one answers all
@@ -411,10 +408,7 @@ def answers_in_batches(self:Decoder, prompts:list[list[int]]):
         else: yield from zip(some, found)
 
 # %% ../../nbs/06_model/08_generation.ipynb #316ecad2
-def check_prompt_lengths(
-    model,
-    prompts:list[list[int]],   # token ids
-)->None:
+def check_prompt_lengths(model, prompts:list[list[int]])->None:
     "`SftError` for a prompt that is longer than the model has positions for"
     limit = position_limit(causal_lm(model).config)
     k, longest = max(enumerate(map(len, prompts), 1), key=itemgetter(1), default=(0, 0))
@@ -434,8 +428,7 @@ def _check_adapters(model, names:list[str]|None, n:int)->None:
 
 @with_parameters_of(Decoder)
 def continue_tokens(
-    model,
-    tokenizer,
+    model, tokenizer,
     prompts:list[list[int]],          # token ids, none empty
     *, on_answer:Callable|None=None,  # called with the number of a prompt and its answer
     progress:str="",                  # label of a progress bar; none without
@@ -457,8 +450,7 @@ def continue_tokens(
 
 @with_parameters_of(continue_tokens)
 def generate(
-    model,
-    tokenizer,
+    model, tokenizer,
     conversations:list[list[dict]],  # each ends with a user message
     **how,                           # as for `continue_tokens`
 )->list[Generation]:                 # in the order of `conversations`

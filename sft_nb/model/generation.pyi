@@ -81,10 +81,7 @@ class Running:
             tokens: (B,) chosen tokens"""
 
     def keep(self, places: list[int]) -> None:
-        """Keep these rows and drop the others
-        
-        Args:
-            places: places of the rows that stay"""
+        """Keep these rows and drop the others"""
 
     def narrow(self, n: int) -> None:
         """Remove these columns
@@ -183,10 +180,7 @@ def reads_padding(model: Any) -> bool:
         model: with or without an adapter"""
 
 def check_prompt_lengths(model: Any, prompts: list[list[int]]) -> None:
-    """`SftError` for a prompt that is longer than the model has positions for
-    
-    Args:
-        prompts: token ids"""
+    """`SftError` for a prompt that is longer than the model has positions for"""
 
 def continue_tokens(model: Any, tokenizer: Any, prompts: list[list[int]], *, on_answer: Callable[..., Any] | None=None, progress: str='', batch_size: int=32, batch_tokens: int=65536, adapters: list[str] | None=None, max_new_tokens: int=256, temperature: float=0.0, top_p: float=1.0, stop: tuple[str, ...]=(), seed: int | None=None) -> list[Generation]:
     """Generate the continuation of each prompt

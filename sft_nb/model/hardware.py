@@ -29,9 +29,7 @@ def _ask_nvidia_smi(*options:str)->str:   # empty: it is not there, or fails
     try: return subprocess.run(["nvidia-smi", *options], capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError): return ""
 
-def torch_for_driver(
-    capability:tuple[int,int]|None=None,   # of the card; None: unknown
-)->str:
+def torch_for_driver(capability:tuple[int,int]|None=None)->str:
     "The command that installs a torch for this machine's driver and card; a CUDA 12 build runs on any CUDA 12 driver"
     install = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
     if capability and capability < (7, 5): return f"{install}cu126 (the last with kernels for this card)"
@@ -304,13 +302,6 @@ def _listed_device(name:str, gib:float)->Device|None:
     near = [card for card in DEVICES.values() if card.name.split("-")[0] in name and abs(card.gib / gib - 1) < .15]
     return max(near, key=lambda card: len(card.name.split("-")[0]), default=None)   # an L40S is not an L4
 
-def _programs_on_card()->list[str]:
-    "Programs that hold memory of a GPU, as the driver lists them; none where it does not, as in most containers"
-    listed = _ask_nvidia_smi("--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader")
-    rows = [[part.strip() for part in line.split(",")] for line in listed.splitlines()]
-    return [f"{name} (pid {pid}, {used})" for pid, name, used in (row for row in rows if len(row) == 3)
-            if pid != str(os.getpid())]
-
 _OWN_CONTEXT = .6   # GiB of driver context per process; part of a plan's "driver and gaps"
 
 def _memory_of_card()->tuple[float,float,str]:
@@ -319,8 +310,13 @@ def _memory_of_card()->tuple[float,float,str]:
     mine = torch.cuda.memory_reserved() / 2**30
     taken = total - free - mine - _OWN_CONTEXT
     if taken <= 0: return total, total, ""
-    return total, total - taken, f"other programs hold {taken:.1f} of {total:.1f} GiB: " + (
-        ", ".join(_programs_on_card()) or f"{'rocm-smi' if torch.version.hip else 'nvidia-smi'} on the host lists them")
+    listed = _ask_nvidia_smi("--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader")
+    rows = [[part.strip() for part in line.split(",")] for line in listed.splitlines()]   # none in most containers
+    others = [f"{name} (pid {pid}, {used})" for pid, name, used in (row for row in rows if len(row) == 3)
+              if pid != str(os.getpid())]
+    unlisted = f"{'rocm-smi' if torch.version.hip else 'nvidia-smi'} on the host lists them"
+    who = ", ".join(others) or unlisted
+    return total, total - taken, f"other programs hold {taken:.1f} of {total:.1f} GiB: {who}"
 
 _UNIFIED = "gb10", "orin", "thor", "xavier"   # DGX Spark and Jetson: the GPU has no memory of its own
 _COHERENT = "gh200", "gb200", "gb300"          # the host lists the GPU's memory among its own

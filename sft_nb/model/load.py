@@ -101,7 +101,6 @@ def our_quantizer():
 
 # %% ../../nbs/06_model/06_load.ipynb #b773e19b
 def _loading_error(model:str, e:Exception, *, chosen_attention:bool=False)->ConfigError:
-    "The error for a model that cannot be loaded"
     found = f"it cannot be loaded ({type(e).__name__}: {error_summary(e)})"
     expected = "tiny, a folder with config.json and safetensors, or a hub id that can be reached"
     fix = "another {model}"
@@ -277,11 +276,7 @@ def _check_vocabulary(n:int, rows:int, cfg:Config)->None:
 
 # %% ../../nbs/06_model/06_load.ipynb #8dcdaddb
 @torch.no_grad()
-def fit_vocabulary(
-    model,
-    tokenizer,
-    cfg:Config,
-)->None:
+def fit_vocabulary(model, tokenizer, cfg:Config)->None:
     "Give new tokens their rows, and tell the model which tokens pad and end; ConfigError for another model's tokenizer"
     n, rows = len(tokenizer), model.get_input_embeddings().weight.shape[0]
     _check_vocabulary(n, rows, cfg)
@@ -338,8 +333,7 @@ def check_weights(
 
 # %% ../../nbs/06_model/06_load.ipynb #432ee2fc
 def load_base(
-    cfg:Config,
-    tokenizer:Any,
+    cfg:Config, tokenizer:Any,
 )->"PreTrainedModel":   # a causal language model, in eval mode, on its device
     "Load the base for `cfg.method`; ConfigError if it cannot be loaded, is broken, or has another tokenizer"
     hardware = find_hardware(**cfg.values(find_hardware))

@@ -88,10 +88,7 @@ def add_product(
     else: total.addmm_(g.t().float(), h.float())
 
 @functools.cache
-def adds_to_float32(
-    device:torch.device,
-    dtype:torch.dtype,     # of the factors
-)->bool:
+def adds_to_float32(device:torch.device, dtype:torch.dtype)->bool:
     "Does this device add products of 16-bit matrices to a sum in float32, and rightly?"
     if device.type != "cuda": return False
     a, b = (torch.arange(64., device=device).reshape(8, 8) % n - 2 for n in (5, 7))

@@ -105,10 +105,7 @@ def cast_head(
     return _cast_in_place(model.get_output_embeddings().parameters(), dtype, "head")
 
 # %% ../../nbs/06_model/02_precision.ipynb #557ef46e
-def autocast_forward(
-    model:torch.nn.Module,
-    dtype:torch.dtype,  # of the products
-)->Repair:
+def autocast_forward(model:torch.nn.Module, dtype:torch.dtype)->Repair:
     "Run `model.forward` under `torch.autocast`: products in `dtype`, sensitive sums in float32"
     plain, own = model.forward, "forward" in vars(model)
     def forward(*args, **kwargs):
@@ -126,9 +123,7 @@ def autocast_forward(
 # %% ../../nbs/06_model/02_precision.ipynb #b4177e0b
 def _is_norm(module)->bool: return "norm" in type(module).__name__.lower()
 
-def norms_to_float32(
-    model:torch.nn.Module,
-)->Repair:
+def norms_to_float32(model:torch.nn.Module)->Repair:
     "Cast the weights of all norms to float32; the model then needs `autocast_forward`"
     norms = [m for m in model.modules() if _is_norm(m)]
     return _cast_in_place([p for m in norms for p in m.parameters(recurse=False)], torch.float32, "norms")

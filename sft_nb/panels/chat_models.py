@@ -45,7 +45,6 @@ def names_in(
 
 # %% ../../nbs/14_panels/06_chat_models.ipynb #spk0of02
 def _find_chat_model(run:Run, what:ChatModel|Run|str|Path)->ChatModel:
-    "The model that a name refers to"
     if isinstance(what, ChatModel): return what
     if what == "base":
         there = names_in(run)

@@ -6,7 +6,7 @@
 __all__ = ['Turn', 'GenerationState', 'with_system_prompt', 'question_of', 'turn_html']
 
 # %% ../../nbs/14_panels/07_conversation.ipynb #gen0imp1
-import uuid
+import json, uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
@@ -21,7 +21,7 @@ from ..base.report import ConfigError, pluralise, SftError
 from ..rows.thoughts import opens_thought, split_thought
 from ..tasks.core import task_of
 from ..tasks.metrics import row_to_score, score_answer
-from ..tokens.conversations import conversation
+from ..tokens.conversations import asked_conversation
 from ..tokens.prepare import missing_rows_are_of_the_run, read_kept
 from ..tokens.encode import encode_prompts
 from ..batches.layout import eval_mode
@@ -95,7 +95,7 @@ def chat_of(self:GenerationState,
         expected = f"one of {len(rows)} held-out rows"
         raise ConfigError("GenerationPanel", f"there is no row {row}", expected, f"a number from 1 to {len(rows)}")
     place = row if isinstance(row, str) else places[row - 1]
-    return place, conversation(task_of(cfg), rows[place], place, cfg)
+    return place, asked_conversation(task_of(cfg), rows[place], place, cfg)
 
 # %% ../../nbs/14_panels/07_conversation.ipynb #gen0tal2
 def with_system_prompt(
@@ -144,7 +144,8 @@ def begin(self:GenerationState,
     how["max_new_tokens"] = max_new_tokens or self.run.config.max_new_tokens
     turn = Turn(prompt, before, {name: Reply(name) for name in self.names}, how)
     if chat:
-        turn.where, turn.expected = place, chat[-1]["content"]
+        answer = chat[-1]
+        turn.where, turn.expected = place, answer["content"] or json.dumps(answer.get("tool_calls"), ensure_ascii=False)
         turn.row = row_to_score(task_of(self.run.config), self.rows()[place], chat)
     self.turns.append(turn)
     self.enough = False
@@ -245,10 +246,7 @@ def _turn_header(turn:Turn, number:int)->str:
         drawn.append(details_html(f"the prompt as {' and '.join(names)} read it", rendered))
     return "".join(drawn)
 
-def turn_html(
-    turn:Turn,
-    number:int=1,
-)->str:
+def turn_html(turn:Turn, number:int=1)->str:
     "A prompt and its answers side by side or stacked; all text is escaped"
     replies = [*turn.replies.values()]
     first, *others = replies

@@ -312,7 +312,6 @@ class Panel(anywidget.AnyWidget):
 # %% ../../nbs/14_panels/00_panel.ipynb #6f272023
 @patch
 def _receive_event(self:Panel, _, message:dict, buffers)->None:
-    "A message of a browser"
     if not isinstance(message, dict): return   # of no panel
     control, event, value = self.live.get(str(message.get("id"))), message.get("event"), message.get("value")
     try:

@@ -76,8 +76,7 @@ def _next_logits(decoder:Decoder, running, ids:list[int])->torch.Tensor:
 
 def write_reply(
     reply:Reply,            # to be filled
-    model,
-    tokenizer,
+    model, tokenizer,
     prompt:list[int],       # token ids
     *, on_token:Callable=lambda reply: None,   # called after each token; return True to stop
     **how,                  # as for `Sampling`
@@ -118,8 +117,7 @@ def end_reply(
 
 def speak(
     reply:Reply,            # to be filled
-    model,
-    tokenizer,
+    model, tokenizer,
     prompt:list[int],       # token ids
     *, on_token:Callable=lambda reply: None,   # called after each token; return True to stop
     **how,                  # as for `Sampling`
@@ -131,8 +129,7 @@ def speak(
 
 # %% ../../nbs/14_panels/05_reply_stream.ipynb #rep0dif2
 def first_difference(
-    a:Reply,
-    b:Reply,
+    a:Reply, b:Reply,
 )->int|None:   # index of a token in `b`, or their number if `b` ends too early; None: no difference so far
     "The index at which `b` begins to differ from `a`"
     ours, theirs = "".join(b.pieces), "".join(a.pieces)

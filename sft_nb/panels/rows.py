@@ -336,9 +336,7 @@ _HEAD = [dict(name="row", width="64px"), dict(name="tokens", number=True, width=
 class DataPanel(Panel):
     "The rows of the data by outcome, and the one that is selected"
     state:DataState
-    def __init__(self,
-        data:Data,   # from `prepare`
-    ):
+    def __init__(self, data:Data):
         super().__init__(DataState(data))
         state = self.state
         self.split = Choice("", title="training or held-out rows", options=state.splits, value="train", as_chips=True)

@@ -238,7 +238,6 @@ def answers(self:RunState, n:int=3)->list[tuple[str,list[tuple[int,str]]]]:
 
 @patch
 def _answers_html(self:RunState)->str:
-    "A small table for each prompt"
     if not self.samples: return ""
     tables, style = "", f"margin-top:6px;{WRAPPED}"
     for prompt, answers in self.answers():   # a degenerate model may write hundreds of blank lines: count them

@@ -74,10 +74,7 @@ def in_16_bits(cfg:Config)->Config:
     plain = ("load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant")
     return replace(cfg, method="lora", **{name: defaults()[name] for name in plain})
 
-def why_not_in_16_bits(
-    cfg:Config,
-    tokenizer,
-)->str:   # empty: it can
+def why_not_in_16_bits(cfg:Config, tokenizer)->str:
     "The reason why the base cannot be loaded in 16 (or 32) bits beside what is loaded already, or empty"
     cfg = in_16_bits(cfg)
     hardware, shape = find_hardware(**cfg.values(find_hardware)), load_shape(cfg, tokenizer)

@@ -36,8 +36,7 @@ def weights_for_dora(
         for module in (dora, variants): module.dequantize_module_weight = whole
 
 def skeleton(
-    cfg:Config,
-    tokenizer,
+    cfg:Config, tokenizer,
     *, layers:int|None=None,   # number of layers; None: all of the model's
     attention:str="varlen",
     dtype:torch.dtype=torch.bfloat16,  # what the model computes in

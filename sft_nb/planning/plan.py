@@ -123,9 +123,7 @@ class Plan(Viewable):
         verdict = ("it fits", "ok") if self.fits else ("it does not fit", "fail")
         return View(self.title, "", *verdict, findings=self.findings, parts=tables, data=own_fields(self))
 
-    def save(self,
-        path:Path,   # plan.json
-    )->None:
+    def save(self, path:Path)->None:
         "Write the plan as JSON"
         write_atomically(path, json.dumps(self.to_dict(), indent=1) + "\n")
 
@@ -184,8 +182,7 @@ def _explain_accumulation(planner:Planner, c:Candidate)->tuple[int,str]:
 def _hidden_size(shape)->int|None: return getattr(text_config(shape), "hidden_size", None)
 
 def decisions(
-    planner:Planner,
-    chosen:Candidate,
+    planner:Planner, chosen:Candidate,
 )->dict[str,tuple]:   # setting -> (value, reason)
     "The settings that follow from the chosen way"
     cfg, way, measured = planner.cfg, chosen.way, {}
@@ -216,10 +213,7 @@ def decisions(
         gradient_accumulation_steps=_explain_accumulation(planner, chosen))
 
 # %% ../../nbs/07_planning/05_plan.ipynb #13b1c43a
-def findings(
-    plan:Plan,
-    cfg:Config,
-)->list[Finding]:
+def findings(plan:Plan, cfg:Config)->list[Finding]:
     "Does it fit, and what to change if not"
     gib, free = plan.total / 2**30, plan.device.gib
     training = plan.training / 2**30
@@ -340,10 +334,7 @@ def _with_choices(cfg:Config, new:dict, reasons:dict)->Config:
     sources = cfg.sources | {name: f"plan ({reasons[name]})" for name in new}
     return replace(cfg, **new, sources=sources, planned=cfg.planned | frozenset(new))
 
-def with_plan(
-    cfg:Config,
-    made:Plan,   # a plan for `cfg`
-)->Config:
+def with_plan(cfg:Config, made:Plan)->Config:
     "`cfg` with a value for everything that was `auto`, its reason as the source"
     new = {name: value for name, value in made.settings.items() if getattr(cfg, name) == "auto"}
     steps = made.settings["gradient_accumulation_steps"]
@@ -351,11 +342,7 @@ def with_plan(
     return _with_choices(cfg, new, made.reasons)
 
 # %% ../../nbs/07_planning/05_plan.ipynb #b3bfcd63
-def without_plan(
-    cfg:Config,
-    data:Data,
-    why:str,    # reason why there is no plan
-)->Config:
+def without_plan(cfg:Config, data:Data, why:str)->Config:
     "`cfg` without a plan: padded, with checkpointing on a GPU"
     hardware = find_hardware(**cfg.values(find_hardware))
     shared = cfg.sequence_parallel_size > 1

@@ -83,13 +83,7 @@ def open_methods(
 
 class Planner:
     "One config on one device"
-    def __init__(self,
-        cfg:Config,
-        device:Device,
-        tokenizer,
-        rows:RowLengths,
-        *, world_size:int=1,   # processes
-    ):
+    def __init__(self, cfg:Config, device:Device, tokenizer, rows:RowLengths, *, world_size:int=1):
         self.cfg, self.device, self.tokenizer = cfg, device, tokenizer
         self.rows, self.world_size = rows, world_size
         self.dtype = getattr(torch, device.dtype if cfg.dtype == "auto" else cfg.dtype)
@@ -170,8 +164,7 @@ def facts(self:Planner, method:str)->SpeedFacts:
 
 # %% ../../nbs/07_planning/03_search.ipynb #718ac0f3
 def memory_strategies(
-    cfg:Config,
-    device:Device,
+    cfg:Config, device:Device,
     *, methods:tuple[str,...]=("lora", "qlora"),   # from `open_methods`
     keeps:bool=True,          # attention outputs can be kept
     recomputes:bool=True,     # layers can be recomputed
@@ -199,8 +192,7 @@ def memory_strategies(
 # %% ../../nbs/07_planning/03_search.ipynb #ad283afd
 @patch
 def step(self:Planner,
-    way:MemoryStrategy,
-    batch:BatchLengths,
+    way:MemoryStrategy, batch:BatchLengths,
     *, train:bool=True,   # False: an evaluation
 )->Step:
     "Bytes of a pass over `batch`, in addition to what is held between steps"
@@ -228,10 +220,7 @@ def held(self:Planner, method:str)->dict[str,int]:
     return self.sharded.divided_bytes(model, optim, self.division) if self.sharded else static_bytes(model, optim)
 
 @patch
-def parts(self:Planner,
-    method:str,
-    step:Step,
-)->dict[str,int]:
+def parts(self:Planner, method:str, step:Step)->dict[str,int]:
     "Bytes by part at the peak of training"
     fixed, sharded = self.held(method), self.sharded
     whole = self.cfg.optim == "adamw_torch" and self.device.kind != "cuda"   # one kernel does everything there
@@ -246,9 +235,7 @@ def parts(self:Planner,
     return fixed | dict(activations=step.activations, working=working, outside=outside)
 
 @patch
-def evaluation(self:Planner,
-    method:str,
-)->int:
+def evaluation(self:Planner, method:str)->int:
     "Peak bytes of an evaluation; 0 without one"
     rows = self.rows.held_out[:self.cfg.per_device_eval_batch_size]
     if not self.cfg.eval_steps or not rows: return 0
@@ -273,8 +260,7 @@ class Candidate:
 
 @patch
 def rate(self:Planner,
-    way:MemoryStrategy,
-    batch:BatchLengths,
+    way:MemoryStrategy, batch:BatchLengths,
     *, activations:int=0,   # bytes
 )->float:
     "Estimated tokens per second, padding not counted"
@@ -370,9 +356,7 @@ def budget_for_whole_steps(self:Planner,
     return max(self.rows.train[0], min(budget, int(budget * wanted / (passes * in_a_pass))))
 
 @patch
-def with_whole_steps(self:Planner,
-    c:Candidate,
-)->Candidate:
+def with_whole_steps(self:Planner, c:Candidate)->Candidate:
     "The candidate with a smaller budget, if passes of `c.budget` tokens do not add up to the wanted rows"
     def miss(budget): return abs(self.rows_per_step(budget)[0] / self.rows_in_a_step - 1)
     best = budget = c.budget
@@ -432,9 +416,7 @@ def fits(self:Planner, c:Candidate)->bool:
     if not self.device.holds(c.total, c.host) or c.total > self.limit(c.way.method): return False
     return len(self.methods) == 1 or c.way.method != "lora" or self.evaluation("lora") <= self.limit("lora")
 
-def choose(
-    planner:Planner,
-)->Candidate:
+def choose(planner:Planner)->Candidate:
     "The fastest candidate that fits, or the smallest if none does; raises the first error if none can be simulated"
     seen, planner.failed = [], {}
     planner.seen = seen
@@ -448,9 +430,7 @@ def choose(
     return fastest if planner.cfg.max_tokens_per_batch != "auto" else planner.with_whole_steps(fastest)
 
 @patch
-def method_reason(self:Planner,
-    chosen:Candidate,   # from `choose`
-)->str:
+def method_reason(self:Planner, chosen:Candidate)->str:
     "The reason why a candidate trains in 16 or in 4 bits"
     if self.why_method: return self.why_method
     dtype, gib = str(self.dtype).removeprefix("torch."), self.device.gib

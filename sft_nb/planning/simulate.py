@@ -333,9 +333,7 @@ _SIMULATED:dict[tuple,Step] = {}   # of this process
 _DESCRIBED = weakref.WeakKeyDictionary()   # skeleton (never changed) -> modules, weights and config
 
 def footprint(
-    cfg:Config,
-    tokenizer,
-    batch:BatchLengths,
+    cfg:Config, tokenizer, batch:BatchLengths,
     *, whole=None,          # the skeleton with all layers; None: make it
     **how,                  # see `Pass`
 )->Step:

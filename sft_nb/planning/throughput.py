@@ -75,11 +75,7 @@ class MemoryStrategy:
         on = [f.name for f in fields(self)[1:] if getattr(self, f.name)]
         return self.method + (" with " + " and ".join(on) if on else "")
 
-def waiting_bytes(
-    facts:SpeedFacts,
-    batch:BatchLengths,
-    way:MemoryStrategy,
-)->int:
+def waiting_bytes(facts:SpeedFacts, batch:BatchLengths, way:MemoryStrategy)->int:
     "Bytes of a pass that are kept in host memory"
     if not way.offloading: return 0
     numbers = facts.hidden   # input of a layer
@@ -88,9 +84,7 @@ def waiting_bytes(
     return 2 * batch.tokens * facts.layers * numbers
 
 def pass_seconds(
-    facts:SpeedFacts,
-    batch:BatchLengths,
-    device:Device,
+    facts:SpeedFacts, batch:BatchLengths, device:Device,
     *, activations:int,     # bytes
     way:MemoryStrategy=MemoryStrategy("lora"),    # noqa: B008  (it is frozen); its method is not looked at
     fused:bool=True,        # True: our or Liger's kernels; False: those of transformers and peft

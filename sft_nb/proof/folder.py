@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FORMAT_NATS', 'NUMBER_FORMATS', 'GreedyAnswer', 'answer_greedily', 'logprob_differences', 'mean_or_nan', 'Reference',
-           'ProofStage', 'passed', 'failed', 'run_check', 'Folder', 'stored_as', 'flatten_config', 'Expected',
+           'ProofStage', 'passed', 'failed', 'run_stage', 'Folder', 'stored_as', 'flatten_config', 'Expected',
            'lead_where_parting', 'folder_answers', 'folder_stages']
 
 # %% ../../nbs/13_proof/01_folder.ipynb #pf0imp03
@@ -34,7 +34,7 @@ from ..batches.layout import eval_mode
 from ..model.load import quiet
 from ..workbench import Workbench
 from ..runs.directory import Run
-from .merge import dequantise, load_merged, merge_command, merged_model
+from .merge import command_to_merge, dequantise, load_merged, merged_model
 
 # %% ../../nbs/13_proof/01_folder.ipynb #f4ce5b4f
 _TOP_TOKENS = 50   # at each position
@@ -56,10 +56,7 @@ class GreedyAnswer:
 
 @torch.no_grad()
 def answer_greedily(
-    model,
-    tokenizer,
-    conversations:list[list[dict]],
-    *, max_new_tokens:int=48,
+    model, tokenizer, conversations:list[list[dict]], *, max_new_tokens:int=48,
     like:list[GreedyAnswer]|None=None,   # compute `top` at the tokens of these answers; None: at its own
 )->list[GreedyAnswer]:
     "One prompt at a time, so that padding makes no difference; of the model's settings only the end tokens are kept"
@@ -169,7 +166,7 @@ def passed(link:str, check:str, text:str, figures:dict|None=None)->ProofStage:
 def failed(link:str, check:str, text:str, fix:Fix|str, figures:dict|None=None, *, stops:bool=True)->ProofStage:
     return ProofStage(link, fail(text, fix, check=check), figures or {}, stops)
 
-def run_check(
+def run_stage(
     link:str,
     check:str,        # name of the stage if it raises an error
     make:Callable,    # returns a `ProofStage`
@@ -288,12 +285,11 @@ class Expected:
 
     def merge_again(self, folder:Path)->Fix:
         "The command that merges the run again, into another folder"
-        return merge_command(self.run, folder.with_name(f"{folder.stem}-again"))
+        return command_to_merge(self.run, folder.with_name(f"{folder.stem}-again"))
 
 # %% ../../nbs/13_proof/01_folder.ipynb #6cc4358b
 def lead_where_parting(
-    ours:GreedyAnswer,
-    theirs:GreedyAnswer,
+    ours:GreedyAnswer, theirs:GreedyAnswer,
 )->float:   # 0: the same; infinite: only one of them ends there
     "By how many nats our token led theirs where two answers diverge"
     if (ours.tokens, ours.ended) == (theirs.tokens, theirs.ended): return 0.
@@ -309,15 +305,14 @@ def _fails_with_own_settings(x:Expected, f:Folder, model)->ProofStage|None:
     def answer():
         with quiet(): model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=1)
     at_fault = f"take {', '.join(more)} out of" if more else "look at"
-    return run_check("folder", "generation", answer, f"{at_fault} {f.path}/generation_config.json")
+    return run_stage("folder", "generation", answer, f"{at_fault} {f.path}/generation_config.json")
 
 def folder_answers(x:Expected, f:Folder)->ProofStage:
     "Does the loaded folder answer as the run's model does?"
     r, model = x.reference, load_merged(f.path, "auto", x.bench.hardware.device)
     if fault := _fails_with_own_settings(x, f, model): return fault
     conversations = [a.conversation for a in r.tuned]
-    answers = answer_greedily(
-        model, x.bench.tokenizer, conversations, max_new_tokens=r.max_new_tokens, like=r.tuned)
+    answers = answer_greedily(model, x.bench.tokenizer, conversations, max_new_tokens=r.max_new_tokens, like=r.tuned)
     del model
     gc.collect()
     def nats(ours): return mean_or_nan([d for a, b in zip(ours, answers) for d in logprob_differences(a.top, b.top)])
@@ -340,15 +335,12 @@ def folder_answers(x:Expected, f:Folder)->ProofStage:
     text = f"its log-probabilities are {to_tuned:.2g} nats off, and its format explains {limit:.2g}"
     return failed("folder", "answers", text, fix, figures)
 
-def folder_stages(
-    x:Expected,
-    f:Folder,
-)->Iterator[ProofStage]:
+def folder_stages(x:Expected, f:Folder)->Iterator[ProofStage]:
     "Files, tensors, answers"
     fix = x.merge_again(f.path) | f"look at the files in {f.path}"
     if checks := extension("folder_checks"): yield from checks.file_stages(x, f, fix)
     else:
         text = "files and tensors are not compared: that needs sft_nb.extras"
         yield ProofStage("folder", skipped(text, command(REINSTALL), check="files"))
-    yield run_check("folder", "answers", partial(folder_answers, x, f), fix)
+    yield run_stage("folder", "answers", partial(folder_answers, x, f), fix)
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['computed_in', 'Probe', 'probe', 'Gap', 'mean_difference', 'measure_gap', 'parity', 'dequantise', 'load_trained',
-           'merge_weights', 'merged_model', 'WeightPrint', 'weight_prints', 'compare_weights', 'merge_command',
-           'held_out_chats', 'load_merged', 'with_system_prompt', 'merge']
+           'merge_weights', 'merged_model', 'WeightPrint', 'weight_prints', 'compare_weights', 'command_to_merge',
+           'held_out_chats', 'load_merged', 'template_with_system_prompt', 'merge']
 
 # %% ../../nbs/13_proof/00_merge.ipynb #b8ca8f33
 import json, math, shutil, warnings
@@ -29,7 +29,7 @@ from ..config.load import Config
 from ..tasks.core import task_of
 from ..tokens.encode import encode, encode_prompts
 from ..tokens.tokenizer import model_path
-from ..tokens.conversations import conversation
+from ..tokens.conversations import asked_conversation
 from ..tokens.prepare import missing_rows_are_of_the_run, read_kept
 from ..batches.layout import eval_mode
 from ..model.adapter import check_trained, read_adapter, text_path
@@ -104,8 +104,7 @@ def _cut_row(ids:list[int], labels:list[int])->tuple[list[int],int]:
 
 @torch.no_grad()
 def probe(
-    model:Any,
-    tokenizer:Any,
+    model:Any, tokenizer:Any,
     conversations:list[list[dict]],  # each ends with a user message
     *, rows:list[tuple[list[int],list[int]]]|None=None,   # ids and labels: compute logits on these
     like:Probe|None=None,            # compute logits on the sequences of this probe
@@ -432,7 +431,7 @@ def compare_weights(
     return fail(text, check="weights")
 
 # %% ../../nbs/13_proof/00_merge.ipynb #e1e857ef
-def merge_command(
+def command_to_merge(
     run:Path,    # of the run
     out:Path,    # a new folder
     **how,       # other arguments of `merge`
@@ -454,7 +453,7 @@ def held_out_chats(
     if not rows:
         try: rows, *_ = read_kept(replace(cfg, max_samples=max(n, 64)), "train")
         except SftError: rows = {}   # all of the first training rows are dropped
-    chats = {where: conversation(task_of(cfg), row, where, cfg) for where, row in list(rows.items())[:n]}
+    chats = {where: asked_conversation(task_of(cfg), row, where, cfg) for where, row in list(rows.items())[:n]}
     return {where: chat for where, chat in chats.items() if len(chat) > 1}
 
 # %% ../../nbs/13_proof/00_merge.ipynb #d0d45fff
@@ -470,10 +469,7 @@ def load_merged(
 
 _FOR_IMAGES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
-def with_system_prompt(
-    template:str,   # a chat template in Jinja
-    system:str,
-)->str:
+def template_with_system_prompt(template:str, system:str)->str:
     "The template with a system prompt for conversations that have no system message of their own"
     first = f"[{{'role': 'system', 'content': {json.dumps(system, ensure_ascii=False)}}}]"
     return ("{%- if messages and messages[0]['role'] not in ['system', 'developer'] %}"
@@ -496,7 +492,7 @@ def _write_into_template(folder:Path, system:str)->None:
     from transformers import AutoTokenizer
     with quiet():
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        tokenizer.chat_template = with_system_prompt(tokenizer.chat_template, system)
+        tokenizer.chat_template = template_with_system_prompt(tokenizer.chat_template, system)
         tokenizer.save_pretrained(folder)
 
 def _loss_finding(trained:Probe, merged:Probe, base:Probe)->tuple[Finding,dict]:
@@ -600,7 +596,7 @@ def merge(
         report = _write_and_compare(workbench, source, folder, dtype, chats)
         named = {} if checkpoint == "adapter" else dict(checkpoint=checkpoint)
         again = out if report.failed else out.with_name(f"{out.name}-float32")
-        fix = merge_command(run.path, again, **named, dtype="float32")
+        fix = command_to_merge(run.path, again, **named, dtype="float32")
         if report.failed:
             faults = {f.check: f for f in report.failed}
             moved, effect = (report.figures.get(name, 0.) for name in ("mean_difference", "effect_of_the_adapter"))
@@ -620,7 +616,7 @@ def merge(
         elif run.system_prompt:
             (folder/SYSTEM_PROMPT_FILE).write_text(run.system_prompt, encoding="utf-8")
             other = out.with_name(f"{out.name}-with-system-prompt")
-            into = merge_command(run.path, other, **named, write_system_prompt=True)
+            into = command_to_merge(run.path, other, **named, write_system_prompt=True)
             log(f"sft_nb: {needs_system_prompt(run)}; to have the chat template write it: {into}")
         if card := extension("card"): card.keep_card(run, checkpoint=checkpoint, folder=folder)
     return out

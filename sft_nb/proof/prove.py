@@ -26,7 +26,7 @@ from ..runs.locate import name_of_weights
 from ..evaluation.generations import SavedResult
 from .merge import held_out_chats, load_trained
 from .folder import (
-    answer_greedily, Expected, Folder, folder_stages, GreedyAnswer, ProofStage, Reference, run_check)
+    answer_greedily, Expected, Folder, folder_stages, GreedyAnswer, ProofStage, Reference, run_stage)
 
 # %% ../../nbs/13_proof/02_prove.ipynb #17e85992
 _OPEN_ENDED = ("Hello", "Write a few sentences about a day that you liked, and why you liked it.")
@@ -51,13 +51,7 @@ def several_turns(
         return [chat]
     return []
 
-def answer_as_reference(
-    bench:Workbench,       # of the run
-    run:Run,
-    source:Path,           # of the weights
-    *, prompts:int=8,
-    max_new_tokens:int=48,
-)->Reference:
+def answer_as_reference(bench:Workbench, run:Run, source:Path, *, prompts:int=8, max_new_tokens:int=48)->Reference:
     "Generate the reference answers with the run's model and its base"
     tokenizer = bench.tokenizer
     with missing_rows_are_of_the_run(run.path): chats = held_out_chats(bench.requested, prompts).values()
@@ -155,9 +149,7 @@ class Proof(SavedResult):
                     data=own_fields(self) | more)
 
 # %% ../../nbs/13_proof/02_prove.ipynb #fd34df81
-def until_broken(
-    *links:Iterator[ProofStage],
-)->list[ProofStage]:
+def until_broken(*links:Iterator[ProofStage])->list[ProofStage]:
     "The stages in order, up to the first broken one that stops the comparison"
     seen = []
     for stage in chain(*links):
@@ -218,7 +210,7 @@ def prove(
         found = []
         def answer():
             found.append(answer_as_reference(bench, run, source, prompts=prompts, max_new_tokens=max_new_tokens))
-        stage = run_check("adapter", "answers", answer, f"look at the {learned} in {source}, and at its base")
+        stage = run_stage("adapter", "answers", answer, f"look at the {learned} in {source}, and at its base")
         if stage is not None: return _save_proof(Proof(run.name, checkpoint, [stage], is_full), run)
         reference, = found
         x = Expected(bench, source, run.path, reference, quantised)

@@ -200,9 +200,7 @@ def _with_nested_flags(name:str, value)->Iterator[str]:
             found = [*_with_nested_flags(f"{name}.{key}", inside)]
             yield from found if _LIKE_FLAGS.search(str(key).lower()) and not is_empty(inside) else found[1:]
 
-def unread_columns(
-    row:TrackedRow,
-)->list[str]:   # in the order of the row
+def unread_columns(row:TrackedRow)->list[str]:
     "The columns that are neither empty nor read, and keys in them that may be flags"
     unread = dict.keys(row) - row.read
     if not unread: return []
@@ -330,9 +328,7 @@ def is_honoured(row:dict, name:str)->bool:
 # %% ../../nbs/02_rows/04_columns.ipynb #2051faf9
 _NEVER_HARMLESS = re.compile(f"{_LIKE_FLAGS.pattern}|label")
 
-def are_metadata(
-    names,   # column names
-)->bool:
+def are_metadata(names)->bool:
     "Do all names tell where a row is from or what kind it is? The extras know such names; without them, none does"
     roles, keys = extension("column_roles"), [*map(_key_of, names)]
     if roles is None or any(_NEVER_HARMLESS.search(key.lower()) for key in keys): return False

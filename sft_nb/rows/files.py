@@ -66,10 +66,7 @@ def _too_wide_error(n:int, place:str)->SftError:
     return SftError(place, f"there are {n:,} columns", f"at most {_MOST_COLUMNS:,}",
                     "write a file with the columns of the question and the answer, and without the others")
 
-def normalise_row(
-    row,
-    place:str,       # for the error
-)->dict|SftError:
+def normalise_row(row, place:str)->dict|SftError:
     "`row` with values of JSON's types, or the error if it is not a row; the columns of a list are 0, 1, …"
     if isinstance(row, Mapping):
         if len(row) > _MOST_COLUMNS: return _too_wide_error(len(row), place)
@@ -194,8 +191,7 @@ def refuse_columns(
     line = f"{read}.to_json({str(new)!r}, orient='records', lines=True)"
     fix = command(f"python -c {shell_quote(f'import pandas; {line}')}",
                   f"df.to_json({str(new)!r}, orient='records', lines=True)")
-    raise SftError(str(path), f"it holds columns ({names}), {written}, and not rows",
-                   "an object for each row", fix)
+    raise SftError(str(path), f"it holds columns ({names}), {written}, and not rows", "an object for each row", fix)
 
 def _rows_in_json(content):
     "The list of rows in the content of a JSON file"

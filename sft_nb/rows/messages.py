@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TEXT_TYPES', 'LOSS_FLAGS', 'ROLE_KEYS', 'CONTENT_KEYS', 'REASONING_KEYS', 'CALL_ROLES', 'ROLE_ALIASES', 'is_missing',
            'is_blank', 'is_empty', 'are_texts', 'first_present', 'Block', 'read_blocks', 'content_text', 'parse_value',
-           'as_json', 'parse_list', 'parse_tools', 'read_flag', 'spelled_role', 'role_of', 'normalise_message',
+           'json_text', 'parse_list', 'parse_tools', 'read_flag', 'spelled_role', 'role_of', 'normalise_message',
            'is_normalised', 'normalise_messages']
 
 # %% ../../nbs/02_rows/02_messages.ipynb #mess0003
@@ -43,10 +43,7 @@ def are_texts(value)->bool:
     "Is the value a list of texts?"
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
-def first_present(
-    m:dict,
-    names:tuple[str,...],   # of fields
-):
+def first_present(m:dict, names:tuple[str,...]):
     "The value of the first field that is not None; None if all are"
     for name in names:   # faster than next(...), and this runs for every message
         if (value := m.get(name)) is not None: return value
@@ -106,7 +103,7 @@ def parse_value(
         found = f"{name} cannot be read as JSON ({str(e)[:60]}): {x[:60]}"
         raise SftError("row", found, "JSON", f"write {name} as valid JSON") from e
 
-def as_json(
+def json_text(
     x,   # a table may hold dates
 )->str:
     "A value as JSON"
@@ -117,10 +114,7 @@ def _parse_python(text:str):
     try: return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, MemoryError, RecursionError): return None
 
-def parse_list(
-    x,
-    name:str,   # as for `parse_value`
-)->list:
+def parse_list(x, name:str)->list:
     "`x` as a list, parsed if it is a string that looks like JSON; `SftError` if it is not a list"
     if isinstance(x, str) and x.lstrip().startswith(("[", "{")):
         text = x
@@ -237,9 +231,7 @@ ROLE_ALIASES = {r: r for r in _ROLES} | dict.fromkeys(CALL_ROLES, "assistant") |
     tool_result="tool", tool_output="tool", environment="tool",
     item="assistant")   # a part of an answer, as in OpenAI's responses
 
-def spelled_role(
-    m,   # a message
-)->str:
+def spelled_role(m)->str:
     "The role of a message in lower case and with underscores, or an empty text"
     spelled = first_present(m, ROLE_KEYS) if isinstance(m, dict) else None
     if isinstance(spelled, str) and spelled in ROLE_ALIASES: return spelled

@@ -125,10 +125,7 @@ def _is_reasoning(value)->bool:
     "Is the value of a column of reasoning a text, and no switch (on, off) or effort (low, high)?"
     return isinstance(value, str) and bool(value.strip()) and value.strip().lower() not in _SWITCHES
 
-def add_row_fields(
-    messages:list[dict],
-    row,   # with fields beside its messages
-)->list[dict]:
+def add_row_fields(messages:list[dict], row)->list[dict]:
     "Add the row's `system`, `tools`, `chat_template_kwargs` and the reasoning of its only answer to its messages"
     if not messages or _ROW_FIELDS.isdisjoint(dict.keys(row)): return messages
     def first(*names): return next(((k, row.get(k)) for k in names if not is_empty(row.get(k))), ("", None))
@@ -171,10 +168,7 @@ def _with_row_flags(messages:list, row)->list:
         messages = [m | {key: flags[i]} if i in flags and isinstance(m, dict) else m for i, m in enumerate(messages)]
     return messages
 
-def require_messages(
-    messages:list[dict],
-    row:dict,   # for the error
-)->list[dict]:
+def require_messages(messages:list[dict], row:dict)->list[dict]:
     "`messages`; `SftError` if there are none"
     if messages: return messages
     found = f"it has no message; its fields are {', '.join(row)}"
@@ -249,10 +243,7 @@ def as_messages(
             return [normalise_message(dict(role=role, content=x), name)]
     return normalise_messages([x] if isinstance(x, dict) else parse_list(x, name), f"message of {name}")
 
-def join_prompt(
-    prompt:list[dict],
-    answer:list[dict],   # may begin with the prompt
-)->list[dict]:
+def join_prompt(prompt:list[dict], answer:list[dict])->list[dict]:
     "The prompt, then the answer, which may repeat it; answers in the prompt are supervised only if prompts are"
     n_system = sum(1 for _ in takewhile(lambda m: m["role"] == "system", answer))
     end = next((k + len(prompt) for k in (0, n_system) if answer[k:k + len(prompt)] == prompt), 0)

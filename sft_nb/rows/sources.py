@@ -44,11 +44,7 @@ def unused_test_files(rows, domain:str|None=None)->list[str]:
     folders = extension("folders")
     return folders.unused_test_files(rows, domain) if folders else []
 
-def _read_numbered(
-    rows,
-    name:str,
-    as_row:Callable,   # of an object and its place
-)->Iterator[tuple[int,dict|SftError]]:
+def _read_numbered(rows, name:str, as_row:Callable)->Iterator[tuple[int,dict|SftError]]:
     "Number and row of each object; `SftError` if the code that makes them fails"
     i = 0
     try:
@@ -106,7 +102,6 @@ def _hub_file_source(name:str)->Source:
     return file_source(file)
 
 def _first_rows(source:Source, n:int, is_percent:bool)->Source:
-    "The first `n` rows, or percent of the rows, of a source"
     if is_percent:
         total = source.total if source.total is not None else sum(1 for _ in source.read())
         n = total * n // 100
@@ -383,8 +378,7 @@ class Mixture:
         self.rename.check_columns_were_found(unread if self.n else ())
 
     def expand_record(self,
-        record:dict|SftError,
-        place:str,
+        record:dict|SftError, place:str,
     )->list[dict|SftError]:   # at least one
         "The rows of a record, with its columns renamed to the task's fields; the error for a record without rows"
         if isinstance(record, SftError): return [record]
@@ -406,9 +400,7 @@ def digest(self:Mixture)->str|None:
     return "-".join([*(s.digest() for s in self.sources), settings])
 
 @patch
-def changed(self:Mixture,
-    digest:str,   # an earlier digest
-)->bool:
+def changed(self:Mixture, digest:str)->bool:
     "Have the rows changed since `digest` was taken? Rows in memory are not hashed again"
     return any(s.can_change for s in self.sources) and self.digest() != digest
 

@@ -106,10 +106,7 @@ class Mixture:
         """A string that changes when a row does; None if unknown"""
 
     def changed(self, digest: str) -> bool:
-        """Have the rows changed since `digest` was taken? Rows in memory are not hashed again
-        
-        Args:
-            digest: an earlier digest"""
+        """Have the rows changed since `digest` was taken? Rows in memory are not hashed again"""
 
     @property
     def total(self) -> int | None:

@@ -128,9 +128,7 @@ def opens_thought(
     return prompt.rstrip().endswith((*BLOCKS, "<|channel|>analysis<|message|>"))
 
 # %% ../../nbs/02_rows/01_thoughts.ipynb #tht00014
-def without_thought(
-    answer:str,   # of a row
-)->str:
+def without_thought(answer:str)->str:
     "The answer of a row as it is compared: without its thought, unless it is all there is"
     return answer_of(answer) or answer
 
@@ -143,9 +141,7 @@ def without_thoughts(row:dict)->dict:
     return {k: [*map(cut_message, v)] if isinstance(v, list) else cut(v) for k, v in row.items()}
 
 # %% ../../nbs/02_rows/01_thoughts.ipynb #tht00017
-def marks_thought(
-    token:str,   # the text of a special token
-)->bool:
+def marks_thought(token:str)->bool:
     "Is a special token needed to find a thought?"
     return token in _HARMONY_TOKENS or _TAG.fullmatch(token) is not None or token in ("<|channel>", "<channel|>")
 

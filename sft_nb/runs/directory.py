@@ -98,9 +98,7 @@ class Run(Viewable):
         "The loss curve"
         return plot(self)
 
-    def log(self,
-        lines:int=40,   # number of last lines
-    )->str:
+    def log(self, lines:int=40)->str:
         "The last lines that a launched process printed"
         try:
             with open_regular(self.path/"log.txt", largest=None) as f:
@@ -280,25 +278,19 @@ def set_status(self:Run,
     write_json(self.path/"status.json", now.to_dict())
 
 @patch
-def keep(self:Run,
-    cfg:Config,
-)->None:
+def keep(self:Run, cfg:Config)->None:
     "Replace config.json"
     save_config(with_absolute_paths(cfg), self.path/"config.json")
 
 @patch
-def set_device(self:Run,
-    name:str,   # one H200
-)->None:
+def set_device(self:Run, name:str)->None:
     "Record the device, which was not known when the directory was made"
     file = self.path/"environment.json"
     write_json(file, read_json_object(file) | dict(device=name))
 
 # %% ../../nbs/10_runs/09_directory.ipynb #4efa375a
 @patch
-def record(self:Run,
-    metrics:dict,   # with the `step`
-)->None:
+def record(self:Run, metrics:dict)->None:
     "Append a line to metrics.jsonl and flush it"
     append_line(self.path/"metrics.jsonl", metrics)
 
@@ -478,9 +470,7 @@ def best(self:Run)->str|None:
     return self.lowest_loss() if figure == "loss" else None
 
 # %% ../../nbs/10_runs/09_directory.ipynb #a3612970
-def can_resume(
-    run:Run,
-)->None:
+def can_resume(run:Run)->None:
     "ConfigError if there is nothing to resume, or a process trains it"
     state = run.state
     if state == "finished":
@@ -713,9 +703,7 @@ def _ipython_display_(self:Run)->None:
     extension("run_panel")(self)._ipython_display_()
 
 # %% ../../nbs/10_runs/09_directory.ipynb #af42d233
-def plot(
-    run:Run|str|Path,
-)->"Figure":
+def plot(run:Run|str|Path)->"Figure":
     "The loss curve"
     run = run if isinstance(run, Run) else Run(named_run(run))
     return curve(run.metrics(), run.name)

@@ -45,10 +45,7 @@ class Run(Viewable):
         """The loss curve"""
 
     def log(self, lines: int=40) -> str:
-        """The last lines that a launched process printed
-        
-        Args:
-            lines: number of last lines"""
+        """The last lines that a launched process printed"""
 
     @property
     def status(self) -> Status:
@@ -68,16 +65,10 @@ class Run(Viewable):
         """Replace config.json"""
 
     def set_device(self, name: str) -> None:
-        """Record the device, which was not known when the directory was made
-        
-        Args:
-            name: one H200"""
+        """Record the device, which was not known when the directory was made"""
 
     def record(self, metrics: dict[Any, Any]) -> None:
-        """Append a line to metrics.jsonl and flush it
-        
-        Args:
-            metrics: with the `step`"""
+        """Append a line to metrics.jsonl and flush it"""
 
     def metrics(self) -> list[dict[Any, Any]]:
         """The logged lines, in the order in which they were written"""

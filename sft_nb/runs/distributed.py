@@ -65,9 +65,7 @@ def is_main_process()->bool:
 _USE_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"   # set by `accelerate launch --use_deepspeed`
 _USE_FSDP = "ACCELERATE_USE_FSDP"             # set by `accelerate launch --use_fsdp`
 
-def with_world_size(
-    cfg:Config,
-)->Config:
+def with_world_size(cfg:Config)->Config:
     "The config of a training by the processes that a launcher started; ConfigError if others were requested"
     n = get_process_info().size
     if cfg.num_processes not in (1, n):

@@ -69,11 +69,6 @@ def _is_run(folder:Path)->bool:
 
 _OWN_TO_A_MODEL = ("chat_template", "chat_template_kwargs", "prompt_separator", "max_length", "min_length", "on_long")
 
-def _row_settings(run:Run)->dict:
-    "The settings that name the held-out rows of a run, for another model"
-    names = {f.name for kind in (RowSettings, SizeSettings) for f in fields(kind)} - {*_OWN_TO_A_MODEL}
-    return {name: getattr(run.config, name) for name in sorted(names | {"seed", "max_new_tokens"})}
-
 def find_target(
     what:Run|str|Path,             # a run, its name, a checkpoint, an adapter, a model
     *, checkpoint:str="adapter",   # of a run: adapter or checkpoint-N
@@ -83,7 +78,9 @@ def find_target(
 )->Target:
     "Find a run or a model by path or name; ConfigError if there is none, or its code may not run"
     settings = {name: value for name, value in settings.items() if value is not None}
-    of_rows = _row_settings(rows_of) if rows_of else {}
+    names = {f.name for kind in (RowSettings, SizeSettings) for f in fields(kind)} - {*_OWN_TO_A_MODEL}
+    names |= {"seed", "max_new_tokens"}
+    of_rows = {name: getattr(rows_of.config, name) for name in sorted(names)} if rows_of else {}
     if settings.get("eval_file"): of_rows = dict(task="chat") | of_rows
     path = what.path if isinstance(what, Run) else named_run(what)
     absolute = path.absolute()

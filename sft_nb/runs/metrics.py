@@ -59,7 +59,6 @@ def append_line(
     "Append a line and flush it"
     with file.open("a", encoding="utf-8") as f: f.write(to_line(metrics))
 
-# %% ../../nbs/10_runs/03_metrics.ipynb #7e94f462
 def _parse_lines(lines:bytes)->list[dict]:
     "Whole lines, without those that a disk has damaged"
     try: parsed = parse_json(b"[" + lines.replace(b"\n", b",")[:-1] + b"]")   # faster than line by line

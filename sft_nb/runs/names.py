@@ -31,10 +31,7 @@ def check_name(
 # %% ../../nbs/10_runs/06_names.ipynb #ref00004
 _SIDES = ("train", "training", "data", "dataset", "rows", "messages")   # words in file names that are not the subject
 
-def default_run_stem(
-    task:str,
-    files:list[str]|None,   # files of its training rows
-)->str:
+def default_run_stem(task:str, files:list[str]|None)->str:
     "The subject of a run: its task; for any chat, the name of its rows"
     if task not in ("auto", "chat") or files is None: return "arithmetic" if task == "auto" else task.replace(":", ".")
     path = Path(files[0].split(":")[0])
@@ -96,9 +93,7 @@ def named_run(
     return Path("runs")/path if alone and os.path.isfile(Path("runs")/path/"config.json") else path
 
 # %% ../../nbs/10_runs/06_names.ipynb #ref00007
-def run_folders(
-    root:Path,        # the folder of all runs
-)->list[Path]:
+def run_folders(root:Path)->list[Path]:
     "The runs in a folder, oldest first, also damaged ones; what may not be read, or is being made, is none"
     found = {}
     try: entries = [e for e in os.scandir(root) if not e.name.startswith(".")]

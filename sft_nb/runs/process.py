@@ -99,8 +99,7 @@ def _directory_identity(folder:Path)->str:
 def _write_process(
     folder:Path,       # directory of a run
     name:str,          # owner.json or process.json
-    process:Process,
-    **more,
+    process:Process, **more,
 )->None:
     write_json(folder/name, asdict(process) | dict(folder=_directory_identity(folder)) | more)
 
@@ -291,9 +290,7 @@ def record_launcher(folder:Path)->None:
     for name in ("progress.json", CHECKPOINT_ASKED, STOP_ASKED): (folder/name).unlink(missing_ok=True)
     _write_process(folder, "process.json", process_of())
 
-def is_starting(
-    folder:Path,   # folder of a run with this status
-)->bool:
+def is_starting(folder:Path)->bool:
     "Will a process train the run, or start one that does?"
     file = folder/"process.json"
     was = read_process(file)

@@ -34,9 +34,7 @@ def _sample_digest(file:Path)->str:
             found.update(f.read(_BLOCK))
     return found.hexdigest()
 
-def weights_of(
-    folder:Path|None,         # None: no folder
-)->dict[str,dict]:
+def weights_of(folder:Path|None)->dict[str,dict]:
     "File -> bytes and digest"
     files = sorted(folder.glob("*.safetensors")) if folder is not None else []
     return {f.name: dict(bytes=f.stat().st_size, digest=_sample_digest(f)) for f in files if f.is_file()}   # no pipe
@@ -58,9 +56,7 @@ def _saved_settings(run)->dict:
     "The settings in config.json, as they are written"
     return json.loads((run.path/"config.json").read_text(encoding="utf-8"))["config"]
 
-def record_provenance(
-    run,
-)->None:
+def record_provenance(run)->None:
     "Write origin.json, once"
     if (run.path/"origin.json").exists(): return
     folder = base_folder(**run.config.values(base_folder))
@@ -83,9 +79,7 @@ def _changed_items(was:dict, now:dict)->dict:
     "Name -> (was, is), for names that both have"
     return {k: (was[k], now[k]) for k in was if k in now and was[k] != now[k]}
 
-def changes(
-    run,
-)->Changes:
+def changes(run)->Changes:
     "Compare a run with its origin.json; of a run from before there was one, only versions"
     versions, recorded, here = {}, read_json_object(run.path/"environment.json"), environment()
     if isinstance(recorded.get("packages"), dict):
@@ -141,10 +135,7 @@ def no_checkpoint(run)->ConfigError:
     fix = resume_command(run, save_steps=earlier)
     return ConfigError(f"run {run.name!r}", found, "", fix)
 
-def _change_config(
-    run,
-    cfg:Config,   # with the changed settings
-)->None:
+def _change_config(run, cfg:Config)->None:
     "Replace config.json, and origin.json, so that the change does not count as an edit"
     before = _saved_settings(run)
     run.keep(cfg)
@@ -154,10 +145,7 @@ def _change_config(
     changed = {name: now for name, now in _saved_settings(run).items() if now != before.get(name)}
     write_json(file, origin | dict(config=origin["config"] | changed))
 
-def check_resume_settings(
-    run,
-    settings:dict,   # settings to change when resuming
-)->None:
+def check_resume_settings(run, settings:dict)->None:
     "ConfigError if there are any: a resumed run keeps its settings"
     if not settings: return
     other = edit(adapter_name_or_path=str(run.path), run_name=free_path(run.path).name, **settings)
@@ -208,10 +196,7 @@ def go_back(
     return f"{run.name} goes back to {name}; {n_later} removed when the training begins"
 
 # %% ../../nbs/10_runs/07_provenance.ipynb #orgsp002
-def settings_for_world_size(
-    run,
-    num_processes:int,   # processes that resume it
-)->Config:
+def settings_for_world_size(run, num_processes:int)->Config:
     "The run's settings for another number of processes; ConfigError if they cannot resume it"
     cfg = run.config
     if cfg.deepspeed and cfg.num_processes != num_processes:

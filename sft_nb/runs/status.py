@@ -44,8 +44,7 @@ def environment(
 
 # %% ../../nbs/10_runs/01_status.ipynb #2fcca4ec
 def write_text(
-    file:Path,
-    text:str,
+    file:Path, text:str,
     *, ours:bool=False,  # True: contains no free text
 )->None:
     "Write a file in one piece and without secrets"
@@ -104,9 +103,7 @@ def exit_code(self:Status)->int:
     return 0
 
 # %% ../../nbs/10_runs/01_status.ipynb #d30726b5
-def read_status(
-    file:Path,  # status.json
-)->Status:
+def read_status(file:Path)->Status:
     "The status in a file; `new` without a file, `failed` if it cannot be read"
     try: return Status.from_dict(read_json(file))
     except FileNotFoundError: return Status()
@@ -139,9 +136,7 @@ class ProgressFile:
         try: write_atomically(self.file, json.dumps(p.to_dict()), lasting=False)
         except OSError: pass
 
-def read_progress(
-    file:Path,   # progress.json
-)->Progress:
+def read_progress(file:Path)->Progress:
     "The progress in a file; unknown if the file is missing or damaged"
     try: return Progress.from_dict(read_json(file))
     except (OSError, ValueError, AttributeError, TypeError): return Progress()

@@ -55,10 +55,7 @@ class Status:
         """The exit code of a command line: 0 for an end that was planned"""
 
 def read_status(file: Path) -> Status:
-    """The status in a file; `new` without a file, `failed` if it cannot be read
-    
-    Args:
-        file: status.json"""
+    """The status in a file; `new` without a file, `failed` if it cannot be read"""
 
 def with_timestamp(state: str, **more: Any) -> Status:
     """A status with the current time and process
@@ -76,10 +73,7 @@ class ProgressFile:
     def __call__(self, p: Progress) -> None: ...
 
 def read_progress(file: Path) -> Progress:
-    """The progress in a file; unknown if the file is missing or damaged
-    
-    Args:
-        file: progress.json"""
+    """The progress in a file; unknown if the file is missing or damaged"""
 
 CHECKPOINT_ASKED: str
 

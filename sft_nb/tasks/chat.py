@@ -8,7 +8,9 @@ __all__ = ['TASK', 'word_overlap', 'Chat']
 # %% ../../nbs/03_tasks/05_chat.ipynb #58bbc750
 import re
 from collections import Counter
+from dataclasses import replace
 
+from ..base.extensions import extension
 from ..rows.readers import to_messages
 from ..rows.thoughts import answer_of, without_thought
 from .core import no_rows_error, Score
@@ -42,8 +44,12 @@ class Chat:
         return to_messages(row)
 
     def score(self, text:str, row:dict)->Score:
-        "Correct if `text` is the last message of the row"
-        text, expected = answer_of(text).strip(), without_thought(self.messages(row)[-1]["content"]).strip()
+        "Correct if `text` is the last message of the row, or makes the calls of that"
+        last = self.messages(row)[-1]
+        if last.get("tool_calls") and (tools := extension("tools")):
+            found = tools.score(text, row)
+            return replace(found, figures=word_overlap(found.got or "", found.expected))
+        text, expected = answer_of(text).strip(), without_thought(last["content"]).strip()
         return Score(text == expected, text, expected, word_overlap(text, expected))
 
 TASK = Chat()

@@ -53,11 +53,7 @@ def score_answer(
     if parts.closed: return score
     return replace(score, correct=False, got=None, credit=None if score.credit is None else 0.)
 
-def row_to_score(
-    task:Task,
-    row:dict,
-    messages:list[dict],   # the conversation of the row
-)->dict:
+def row_to_score(task:Task, row:dict, messages:list[dict])->dict:
     "The row as `task.score` takes it: tasks whose rows may have any format get the conversation"
     if task.name in ANY_FORMAT and messages[0]["role"] != "text": return dict(messages=messages)
     if task.name in ANY_FORMAT: return dict(question=messages[0]["content"], answer=messages[-1]["content"])

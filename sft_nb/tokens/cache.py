@@ -25,9 +25,7 @@ from .accounting import piece_checksums, Totals
 from .pipeline import rows_to_drop
 
 # %% ../../nbs/04_tokens/10_cache.ipynb #3b0867f0
-def cache_folder(
-    cache_dir:str|None=None,   # as configured
-)->Path:
+def cache_folder(cache_dir:str|None=None)->Path:
     "The folder for prepared rows: `cache_dir`, else SFT_NB_CACHE, else ~/.cache/sft_nb, or a temporary folder"
     return Path(cache_dir or cache_home())/"data"
 
@@ -54,9 +52,7 @@ def _digest_of(words:list[bytes])->str:
     return h.hexdigest()
 
 def token_inputs(
-    cfg:Config,
-    task:Task,
-    tokenizer,
+    cfg:Config, task:Task, tokenizer,
 )->dict[str,str]:   # name -> value or digest; non-settings first
     "All that tokens depend on, but for the rows and the code"
     large = dict(tokenizer=_tokenizer_digest(tokenizer), chat_template=str(tokenizer.chat_template),
@@ -85,10 +81,7 @@ def _code_digest(task:Task)->str:
                        repr(sorted(values.items())).encode(), *codes])
 
 def cache_key(
-    cfg:Config,
-    task:Task,
-    tokenizer,
-    rows:Mixture,
+    cfg:Config, task:Task, tokenizer, rows:Mixture,
     *, digest:str|None=None,   # digest of the rows, if known
 )->str|None:                   # None: it cannot be determined
     "A key that changes when a token could"
@@ -101,9 +94,7 @@ def cache_key(
 # %% ../../nbs/04_tokens/10_cache.ipynb #cac00010
 _LIST = "entry.json"
 
-def seal_entry(
-    folder:Path,   # a folder with all its files
-)->None:
+def seal_entry(folder:Path)->None:
     "Note the length and the checksum of each file, and flush them all"
     files = [file for file in sorted(folder.iterdir()) if file.name != _LIST]   # a copied entry already has a list
     noted = {file.name: [file.stat().st_size, file_digest(file)] for file in files}
@@ -132,9 +123,7 @@ def tokens_fingerprint(
         for batch in batches: hashed.update(batch_checksums(batch).tobytes())
     return hashed.hexdigest()[:16]
 
-def entry_damage(
-    place:Path,   # of an entry
-)->str:
+def entry_damage(place:Path)->str:
     "The damage to an entry; empty if it is complete and unchanged"
     try:
         checksums = json.loads((place/_LIST).read_text())
@@ -167,9 +156,7 @@ def publish_entry(
     fsync(place.parent)
     return True
 
-def remove_entry(
-    place:Path,   # place of a damaged entry
-)->None:
+def remove_entry(place:Path)->None:
     "Remove a damaged entry, as far as this user may"
     aside = place.with_name(f"{place.name}.{uuid.uuid4().hex[:8]}")
     try: place.rename(aside)

@@ -10,9 +10,8 @@ __all__ = ['Split', 'load_split', 'Data', 'examples', 'describe_reasons', 'look_
 import difflib, json, re
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -499,10 +498,7 @@ def _find_in_template(t:Template)->list[Finding]:
     return out
 
 def find_all(
-    cfg:Config,
-    tokenizer,
-    train:Split,
-    eval:Split|None,
+    cfg:Config, tokenizer, train:Split, eval:Split|None,
     *, train_ends:bool=True,  # False: skip the check that training answers end
 )->list[Finding]:
     "All findings about both sides, their overlap, and the template"
@@ -547,7 +543,6 @@ _REASONING = dict(kept="kept in {:,} turns", removed="removed by the template fr
 _MOST_FILES = 6   # whose rows are counted in a report
 
 def _side_figures(s:Split)->dict:
-    "The figures of one side"
     lengths, total, supervised = s.lengths, int(s.lengths.sum()), int(s.stats["supervised"].sum())
     p50, p95 = np.percentile(lengths, [50, 95])
     counts, edges = np.histogram(lengths, bins=16, range=(0, int(lengths.max())))
@@ -617,10 +612,7 @@ def _learning_facts(cfg:Config, train:Split, eval:Split|None, template:Template)
         eval_samples=cfg.eval_samples if held_out and eval.n_read == cfg.eval_samples else None,
         held_out=_held_out_facts(cfg, train, eval) if held_out and eval.n_read < cfg.eval_samples else None)
 
-def _say_what_is_learned(
-    one:dict,    # from `_what_is_learned`
-    facts:dict,  # from `_learning_facts`
-)->str:
+def _say_what_is_learned(one:dict, facts:dict)->str:
     "The answers of one format in words"
     answers, prompts = (join_names([f"column {name}" if name.isdigit() else name for name in one[key]], _MOST_NAMES)
                         for key in ("answers_from", "prompts_from"))   # numbers: of rows that are lists
@@ -632,10 +624,7 @@ def _say_what_is_learned(
     if answers == prompts: return ("the last answer" if facts["turns"] == "last" else "the answers") + f" in {answers}"
     return f"{answers}, as the answer to {prompts}" if prompts else answers
 
-def _learning_summary(
-    facts:dict,   # from `_learning_facts`
-)->str:
-    "The facts as a paragraph"
+def _learning_summary(facts:dict)->str:
     learned, formats = facts["learned"], {one["format"] for one in facts["learned"]}
     each = [_say_what_is_learned(one, facts) for one in learned]
     told = f"Learned: {each[0]}"

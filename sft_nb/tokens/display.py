@@ -18,9 +18,7 @@ from ..base.view import View, Viewable
 
 # %% ../../nbs/04_tokens/08_display.ipynb #a40eb606
 def spans(
-    ids:list[int],
-    labels:list[int],
-    tokenizer:Any,
+    ids:list[int], labels:list[int], tokenizer:Any,
     *, mask:list[int]|None=None,  # attention mask; 0 is padding. None: no padding
 )->list[tuple[str,str]]:          # text of each token, and supervised, context or padding
     "The text of each token, and its role in the loss"
@@ -58,9 +56,7 @@ class Token(NamedTuple):
     note:str=""              # replaces the loss in the tooltip
 
 def tokens_of(
-    ids:list[int],
-    labels:list[int],
-    tokenizer,
+    ids:list[int], labels:list[int], tokenizer,
     *, mask:list[int]|None=None,       # attention mask; 0 is padding. None: no padding
     positions:list[int]|None=None,     # None: counted from 0
 )->list[Token]:

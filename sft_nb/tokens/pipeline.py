@@ -82,9 +82,7 @@ class RowStatistics:
     ends:dict[str,int]=field(default_factory=dict)        # end token of another model -> answers that end with it
     examples:dict[str,str]=field(default_factory=dict)    # peculiarity of texts -> first example
 
-    def add(self,
-        more:"RowStatistics",   # statistics of later rows
-    )->None:
+    def add(self, more:"RowStatistics")->None:
         "Add the statistics of other rows"
         for name in (f.name for f in fields(self)):
             mine, new = getattr(self, name), getattr(more, name)
@@ -139,9 +137,7 @@ def _row_blocks(rows:Iterable)->Iterator[tuple[int,list]]:
         yield first, block
         first += len(block)
 
-def rows_to_drop(
-    file:str|None,   # as configured in `drop_rows`
-)->Mixture|None:
+def rows_to_drop(file:str|None)->Mixture|None:
     "The rows that are left out; `SftError` if there is no such file"
     return Mixture(open_rows(file, name="drop_rows")) if file else None
 
@@ -159,9 +155,7 @@ class SkeletonMismatch(Exception): "A faster way to split conversations was wron
 class Reader:
     "Rows of one side -> batches with their tokens"
     def __init__(self,
-        cfg:Config,
-        task:Task,
-        t:Template,
+        cfg:Config, task:Task, t:Template,
         *, skeletons:bool=True,  # False: run the template for every conversation, also with the extras
     ):
         self.cfg, self.task, self.t = cfg, task, t
@@ -170,9 +164,7 @@ class Reader:
         self.splitters = {prompt_too: self.splitter(skeletons, prompt_too) for prompt_too in (False, True)}
         self.seen = RowStatistics()   # statistics of the current batch
 
-    def __call__(self,
-        rows:Iterable[tuple[str,dict]],     # place and row
-    )->Iterator[tuple[Batch,Encoded]]:
+    def __call__(self, rows:Iterable[tuple[str,dict]])->Iterator[tuple[Batch,Encoded]]:
         "Batches with their tokens, in the order of their rows"
         blocks = _row_blocks(rows)
         yield from self.alone(islice(blocks, _FEW))
@@ -204,16 +196,9 @@ class Reader:
         return Batch(first, found, self.seen)
 
 # %% ../../nbs/04_tokens/06_pipeline.ipynb #a1181a4f
-def as_recorded(
-    row:dict|SftError,   # the error for an unreadable row
-)->dict:
+def as_recorded(row:dict|SftError)->dict:
     "A row as dropped.jsonl has it"
     return dict(error=str(row)) if isinstance(row, SftError) else row
-
-def _prompt_text(messages:list[dict])->str:
-    "The text before the first answer, or all of a text"
-    first = next((k for k, m in enumerate(messages) if k and m["role"] == "assistant"), len(messages))
-    return "\n".join([m["content"] for m in messages[:first]])
 
 @patch
 def read(self:Reader, place:str, row:dict)->Row:
@@ -243,7 +228,10 @@ def read(self:Reader, place:str, row:dict)->Row:
         drop_reason = shorten(e.found, 160)
     seen.formats[name] = seen.formats.get(name, 0) + 1
     seen.prompts_too += prompt_too and bool(examples)
-    loose = loose_key(_prompt_text(messages)) if examples and messages[0]["role"] != "tokens" else 0
+    loose = 0
+    if examples and messages[0]["role"] != "tokens":   # before the first answer, or all of a text
+        first = next((k for k, m in enumerate(messages) if k and m["role"] == "assistant"), len(messages))
+        loose = loose_key("\n".join([m["content"] for m in messages[:first]]))
     return Row(place, as_recorded(row), messages, examples, drop_reason, prompt_too=prompt_too, format=name,
                loose=loose, unread=unread)
 

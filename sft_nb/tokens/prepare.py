@@ -29,8 +29,7 @@ from ..config.files import register_task
 from ..rows.files import RowsChanged
 from ..rows.sources import disk_full_error, Mixture, open_rows, row_line
 from ..tasks.core import Task, task_of
-from .tokenizer import (
-    configure_tokenizer, is_own_tokenizer, load_tokenizer, with_day, without_day)
+from .tokenizer import configure_tokenizer, is_own_tokenizer, load_tokenizer, with_day, without_day
 from .template import Template
 from .conversations import has_own_eval_rows, hold_out, open_split
 from .pipeline import Reader, SkeletonMismatch
@@ -92,8 +91,7 @@ def _nothing_left(ledger:Ledger, rows:Mixture, eval_rows:int|None)->SftError:
         return SftError(names, "there are none: it is empty",
                         fix=as_fix("look at what you pass, such as len(rows), or name a file in {train_file}"))
     if not rows.share:
-        return SftError(names, "there is no row in it",
-                        fix=f"look at {names}, and at the step that wrote it")
+        return SftError(names, "there is no row in it", fix=f"look at {names}, and at the step that wrote it")
     if not rows.held_out:
         found = f"every row of {names} falls into a held-out share of {rows.share:g}"
         return SftError(by, found, fix=edit(**{by: None}) | "more rows")
@@ -143,11 +141,7 @@ def _drop_near_duplicates(cfg:Config, task:Task, tokenizer, rows:Mixture, folder
     _write_side(cfg, task, tokenizer, rows, "train", folder, False, near_duplicates=found)
 
 def make_split(
-    cfg:Config,
-    task:Task,
-    tokenizer,
-    rows:Mixture,
-    *, name:str="train",
+    cfg:Config, task:Task, tokenizer, rows:Mixture, *, name:str="train",
     key:str|None=None,     # cache key; None: not cached
     digest:str|None=None,  # digest of the rows when the key was made; None: not checked again
 )->Split:
@@ -395,10 +389,7 @@ def keep_rows(
     return settings
 
 # %% ../../nbs/04_tokens/11_prepare.ipynb #prep0058
-def cache_kept_rows(
-    data:Data,
-    cfg:Config,   # config with the files of `keep_rows`
-)->None:
+def cache_kept_rows(data:Data, cfg:Config)->None:
     "Let the tokens of a run be found from the files that `keep_rows` wrote, where the cache can be written"
     home, encoded_by = cache_folder(cfg.cache_dir), (data.task, data.tokenizer)
     for name, side in (("train", data.train), ("eval", data.eval)):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from fastcore.basics import patch
 
 from ..base.report import ConfigError, edit, error_summary, SftError
-from ..rows.messages import as_json, REASONING_KEYS
+from ..rows.messages import json_text, REASONING_KEYS
 from ..rows.thoughts import BLOCKS, split_thought
 
 # %% ../../nbs/04_tokens/02_template.ipynb #fac8aae3
@@ -57,7 +57,7 @@ def with_json_arguments(
     "A tool call whose arguments are a JSON string"
     function = call["function"]
     if isinstance(function["arguments"], str): return call
-    return call | dict(function=function | dict(arguments=as_json(function["arguments"])))
+    return call | dict(function=function | dict(arguments=json_text(function["arguments"])))
 
 # %% ../../nbs/04_tokens/02_template.ipynb #7emp0060
 _THOUGHT = "probe thought"
@@ -416,7 +416,7 @@ def as_text(messages:list[dict])->list[dict]:
     "`messages` with tool definitions, calls and results as JSON text, for a template that has no place for them"
     out, follows_result = [], False
     for m in messages:
-        calls = [as_json(c["function"]) for c in m.get("tool_calls") or []]
+        calls = [json_text(c["function"]) for c in m.get("tool_calls") or []]
         words = [m["content"]] if m["content"] else []
         kept = {k: m[k] for k in ("train", "train_parts", "chat_template_kwargs", *REASONING_KEYS) if k in m}
         text, is_result = "\n".join(words + calls), m["role"] == "tool"
@@ -424,7 +424,7 @@ def as_text(messages:list[dict])->list[dict]:
         else: out.append(dict(role="user" if is_result else m["role"], content=text) | kept)
         follows_result = is_result
     if not (tools := messages[0].get("tools")): return out
-    definitions = "Tools: " + as_json(tools)
+    definitions = "Tools: " + json_text(tools)
     if out[0]["role"] != "system": return [out[0] | dict(role="system", content=definitions), *out]
     return [out[0] | dict(content=out[0]["content"] + "\n" + definitions), *out[1:]]
 

@@ -16,8 +16,7 @@ from typing import Any, TYPE_CHECKING
 
 from ..config.bases import base_setting, dequantised, file_of_base, is_gguf, SHIPPED
 from ..base.files import read_json_object
-from ..base.report import (
-    as_fix, command, ConfigError, edit, MissingPathError, shell_quote, why_unreadable)
+from ..base.report import as_fix, command, ConfigError, edit, MissingPathError, shell_quote, why_unreadable
 from ..config.setting import as_pairs, named_arguments
 from ..config.load import require_trust, Config, load_config
 
@@ -39,9 +38,7 @@ def _names_a_path(name:str)->bool:
     "Is the name a path rather than a hub id?"
     return name.startswith((".", "/", "~")) or name.count("/") > 1
 
-def check_is_base(
-    model:str,   # the setting `model`
-)->None:
+def check_is_base(model:str)->None:
     "ConfigError for the folder of a run or of an adapter, which is given to another setting, or merged"
     saved, what = read_json_object(Path(model)/"config.json"), "a run"
     own = saved.get("config") if isinstance(saved.get("config"), dict) else None   # of a run
@@ -133,10 +130,7 @@ def without_day(
     "Arguments of the chat template without the day on which it believes to be"
     return tuple(pair for pair in pairs or () if not pair.startswith("strftime_now=")) or None
 
-def with_day(
-    cfg:Config,
-    tokenizer,   # configured
-)->Config:
+def with_day(cfg:Config, tokenizer)->Config:
     "`cfg` with the day that the chat template writes, if it can write one: a run keeps its day"
     if not reads_clock(tokenizer): return cfg
     pairs = (*(without_day(cfg.chat_template_kwargs) or ()), f"strftime_now={tokenizer.template_day}")

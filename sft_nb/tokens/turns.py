@@ -16,8 +16,7 @@ from ..base.extensions import extension
 from ..base.escape import short_repr
 from ..base.report import as_fix, edit, pluralise, SftError
 from ..rows.thoughts import BLOCKS, split_thought
-from .template import (
-    pattern_of_any, PROBE, Template, TemplateRefusal, thought_of, with_json_arguments)
+from .template import pattern_of_any, PROBE, Template, TemplateRefusal, thought_of, with_json_arguments
 
 # %% ../../nbs/04_tokens/03_turns.ipynb #4b9e4478
 @dataclass
@@ -404,8 +403,7 @@ def _with_blocks_apart(messages:list[dict], t:Template)->list[dict]:
     return [apart(m) for m in messages]
 
 def lay_out_fitted(
-    messages:list[dict],
-    t:Template,
+    messages:list[dict], t:Template,
     **how,   # as for `split_conversation`
 )->list[list[Chunk]]:
     "Examples of a conversation as this template can write it, if necessary with reasoning beside the text"

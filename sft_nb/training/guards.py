@@ -66,8 +66,7 @@ def row_loss(
 def non_finite_rows(
     model,
     rows:dict[int,dict],  # number -> `input_ids` and `labels`
-    collate:Callable,
-    *, supervised:bool,
+    collate:Callable, *, supervised:bool,
 )->list[int]:             # empty: only all together, dropout or the backward pass fails
     "The rows whose loss alone is not finite"
     return [k for k, r in rows.items() if not row_loss(model, collate([r]), supervised=supervised)[0].isfinite()]
@@ -231,12 +230,7 @@ def knows_format_only(
     return [warn(text, "more steps or rows, or another {learning_rate}", check="format_only")]
 
 # %% ../../nbs/11_training/03_guards.ipynb #22065525
-def step_loss(
-    model,
-    micro_batches:list[list[dict]],  # rows of a step
-    collate:Callable,
-    *, supervised:bool,
-)->float:
+def step_loss(model, micro_batches:list[list[dict]], collate:Callable, *, supervised:bool)->float:
     "Mean over the supervised tokens of a step, in eval mode"
     parts = [row_loss(model, collate(rows), supervised=supervised) for rows in micro_batches]
     total, n = (sum(column) for column in zip(*parts))
@@ -287,8 +281,7 @@ def first_rows(
 class Guards(TrainerCallback):
     "Monitors a training and writes its findings to guards.json and receipt.json"
     def __init__(self,
-        bench:Workbench,
-        run:Run,
+        bench:Workbench, run:Run,
         stop:StopRequest,   # used to stop if `on_collapse` is stop
     ):
         self.bench, self.cfg, self.run, self.stop = bench, bench.cfg, run, stop

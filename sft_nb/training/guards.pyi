@@ -116,10 +116,7 @@ def knows_format_only(loss: float, split: Split) -> list[Finding]:
         split: of these rows"""
 
 def step_loss(model: Any, micro_batches: list[list[dict[Any, Any]]], collate: Callable[..., Any], *, supervised: bool) -> float:
-    """Mean over the supervised tokens of a step, in eval mode
-    
-    Args:
-        micro_batches: rows of a step"""
+    """Mean over the supervised tokens of a step, in eval mode"""
 
 def receipt(model: Any, micro_batches: list[list[dict[Any, Any]]], layouts: dict[str, Callable[..., Any]], *, supervised: bool, tolerance: float=0.0001) -> Report:
     """The first loss in several layouts; a warning if they differ

@@ -103,8 +103,7 @@ def chooses_best(run:Run)->bool:
     return bool(cfg.load_best_model_at_end or cfg.early_stopping_patience)
 
 def best_folder(
-    run:Run,
-    state:TrainerState,
+    run:Run, state:TrainerState,
 )->Path|None:   # None: the final state is the result
     "The checkpoint that becomes the result"
     if not chooses_best(run): return None
@@ -122,9 +121,7 @@ def saves_better_loss(run:Run)->bool:
 
 class EarlyStoppingByScore(TrainerCallback):
     "Early stopping by a score of the generated answers"
-    def __init__(self,
-        run:Run,
-    ):
+    def __init__(self, run:Run):
         self.run, cfg = run, run.config
         self.figure, self.patience = cfg.metric_for_best_model, cfg.early_stopping_patience
         self.requested = chooses_best(run)

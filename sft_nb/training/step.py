@@ -91,9 +91,7 @@ class SkippedSteps:
         return logs | (dict(skipped_steps=self.total) if self.total else {})
 
 # %% ../../nbs/11_training/04_step.ipynb #a6e4f727
-def describe_micro_batch(
-    rows:list[dict],   # of a micro-batch
-)->str:
+def describe_micro_batch(rows:list[dict])->str:
     "A micro-batch in words"
     lengths = [len(row["input_ids"]) for row in rows]
     rows = pluralise(len(lengths), "row")
@@ -148,11 +146,7 @@ class ConfiguredOptimizerMixin:
         return self.lr_scheduler
 
 # %% ../../nbs/11_training/04_step.ipynb #744bb626
-def read_log_state(
-    checkpoint:Path,
-    rank:int,
-    processes:int,   # processes that resume from it
-)->dict|None:
+def read_log_state(checkpoint:Path, rank:int, processes:int)->dict|None:
     "The logging state of a process, or the mean of all if the number of processes has changed; None if there is none"
     files = [checkpoint/f"meters-{k}.json" for k in range(len([*checkpoint.glob("meters-*.json")]))]
     saved = [json.loads(file.read_text()) for file in files]

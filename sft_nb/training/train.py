@@ -83,10 +83,7 @@ def describe_setup(
     if made is None: yield f"no plan could be made: {bench.no_plan}"
     else: yield f"attention {bench.cfg.attn_implementation} ({made.reasons['attn_implementation']})\n{made.findings[0]}"
 
-def describe_preflight(
-    bench:Workbench,
-    checked:Report,   # from `preflight`
-)->str:
+def describe_preflight(bench:Workbench, checked:Report)->str:
     "The verdict in a line; if the training may begin, also findings that `describe_setup` does not show"
     new = [f for f in checked.without(bench.data.report) if f.status in ("warn", "fail")]
     n_bad = sum(f.status in ("warn", "fail") for f in checked.findings)
@@ -145,8 +142,7 @@ def _count_kernels(bench:Workbench)->dict[str,int]:
     return dict(one_product=0, liger=0) if kernels is None else kernels.count_kernels(bench.model)
 
 def build_trainer(
-    bench:Workbench,
-    run:Run,
+    bench:Workbench, run:Run,
     *, stop:"StopRequest|None"=None,   # to stop early; None: only `max_time`
     checkpoint:Path|None=None,    # to resume from
 )->"SupervisedTrainer":
@@ -169,7 +165,7 @@ def build_trainer(
 
     guards, recorder = Guards(bench, run, stop), Recorder(run, bench.data)
     kind = SupervisedTrainer
-    if bench.cfg.fsdp: kind = need_extension("parallelism", "fsdp").sharded(kind)
+    if bench.cfg.fsdp: kind = need_extension("parallelism", "fsdp").sharded_trainer(kind)
     trainer = kind(bench, run, guards=guards, recorder=recorder, stop=stop, checkpoint=checkpoint)
     if is_main:
         if why := trainer.why_balanced:
@@ -319,8 +315,7 @@ def check_same_rows(run:Run, data:Data)->None:
 
 def _not_loadable(run:Run, checkpoint:Path, why:str)->SftError:
     fix = command(f"rm -r {shell_quote(checkpoint)}") | resume_command(run, anew=True)
-    return SftError(f"{run.name}/{checkpoint.name}", f"training cannot continue from it ({why})",
-                    "", fix)
+    return SftError(f"{run.name}/{checkpoint.name}", f"training cannot continue from it ({why})", "", fix)
 
 def _newest_checkpoint(run:Run)->Path:
     "The newest complete checkpoint; ConfigError without one, `SftError` if its files are of different steps"

@@ -83,11 +83,7 @@ class _TrainerHooks(TrainerCallback):
 class SupervisedTrainer(ConfiguredOptimizerMixin, SFTTrainer):
     "TRL's trainer on a workbench: our loss, our batches, a check of each step, and atomic checkpoints"
     def __init__(self,
-        bench:Workbench,
-        run:Run,
-        *, guards:Guards,
-        recorder:Recorder,
-        stop:StopRequest,
+        bench:Workbench, run:Run, *, guards:Guards, recorder:Recorder, stop:StopRequest,
         checkpoint:Path|None=None,   # to resume from
     ):
         self.bench, self.run, self.guards, self.recorder = bench, run, guards, recorder

@@ -208,3 +208,37 @@ def test_the_base_is_the_named_one_and_the_stored_one_has_a_line_if_it_is_worse(
     assert e.stored is None and "in 4 or 8 bits: its weights take 14.2 GiB" in str(e)
     evaluator = make_evaluator(run, eval_samples=4, max_new_tokens=8, progress=False)
     assert evaluator.base_cfg == evaluator.bench.cfg and not evaluator.knows_base(in_16_bits(evaluator.bench.cfg))
+
+
+def asked(*parts:str, **last)->dict:
+    "A conversation that asks and answers in turn; `last`: what else the last message has"
+    talk = [dict(role=("user", "assistant")[k % 2], content=text) for k, text in enumerate(parts)]
+    return dict(messages=[*talk[:-1], talk[-1] | last])
+
+
+def test_an_answer_that_a_flag_excludes_is_not_the_one_to_give():
+    "As OpenAI's `weight`: what the training leaves out is no reference either"
+    rows = {"row 1": asked("1+1?", "2", "2+2?", "5", weight=0), "row 2": asked("1+1?", "2", "2+2?", "4")}
+    q = make_questions(load_config(task="chat"), load_tokenizer(load_config()), rows)
+    assert [[m["content"] for m in chat] for chat in q.chats] == [["1+1?", "2"], ["1+1?", "2", "2+2?", "4"]]
+    assert [q.task.score("", row).expected for row in q.rows.values()] == ["2", "4"]
+
+
+def test_the_loss_is_of_the_answers_that_are_learned():
+    rows, tokenizer = {"row 1": asked("1+1?", "2", "2+2?", "4")}, load_tokenizer(load_config())
+    def supervised(turns):
+        q = make_questions(load_config(task="chat", train_on_turns=turns), tokenizer, rows)
+        return tokenizer.decode([label for _, labels in q.examples[0] for label in labels if label != -100])
+    assert (supervised("all"), supervised("last")) == ("2<|im_end|>4<|im_end|>", "4<|im_end|>")
+
+
+def test_a_call_is_compared_with_a_call():
+    "Of a message without words the calls are what is expected, and not an empty text"
+    call = dict(type="function", function=dict(name="add", arguments='{"a": 1, "b": 2}'))
+    rows = {"row 1": asked("1+2?", "", tool_calls=[call]), "row 2": asked("Hi?", "Hello.")}
+    q = make_questions(load_config(task="chat"), load_tokenizer(load_config()), rows)
+    first, second = q.rows.values()
+    given = '<tool_call>\n{"name": "add", "arguments": {"b": 2, "a": 1}}\n</tool_call>'
+    assert q.task.score(given, first).correct and not q.task.score("", first).correct
+    assert q.task.score("", first).got is None and "add" in q.task.score("", first).expected
+    assert q.task.score(given, first).figures.keys() == q.task.score("Hello.", second).figures.keys()

@@ -96,3 +96,16 @@ def test_a_verdict_needs_a_base(run, stub):
     with listening(Stub(stub.adapters["checkpoint-10"], stub.tokenizer, name="merged")) as url:
         with pytest.raises(ConfigError, match="the server does not serve its base; answers of both models"):
             verdict(run, server=url, general=False, **FEW)
+
+
+def test_a_server_that_shows_no_log_probabilities_is_asked_for_them_once(stub):
+    silent = Stub(stub.model, stub.tokenizer, name="learner", logprobs=False)
+    ask = [dict(role="user", content="1 + 1?")]
+    with listening(silent) as url:
+        server = asking.Server(url, stub.tokenizer)
+        assert server.name == "learner"
+        for _ in range(3):
+            before = silent.requests
+            assert server.chat(ask, max_tokens=2).top is None
+            sent = silent.requests - before
+    assert sent == 1 and not server.shows_logprobs

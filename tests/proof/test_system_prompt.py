@@ -10,7 +10,7 @@ from sft_nb.cli import main
 from sft_nb.config.load import load_config
 from sft_nb.panels.conversation import GenerationState
 from sft_nb.panels.generation import GenerationPanel
-from sft_nb.proof.merge import merge, with_system_prompt
+from sft_nb.proof.merge import merge, template_with_system_prompt
 from sft_nb.proof.prove import prove
 from sft_nb.base.report import ConfigError
 from sft_nb.runs.directory import Run
@@ -106,7 +106,7 @@ def test_training_and_merging_say_it_and_the_template_can_write_it(run, tmp_path
 
 
 def test_a_merge_that_cannot_write_it_says_why(run, tmp_path, monkeypatch):
-    assert with_system_prompt("T", "S").endswith("T")
+    assert template_with_system_prompt("T", "S").endswith("T")
     monkeypatch.setattr(Run, "system_prompt", "")
     with pytest.raises(ConfigError, match="do not all begin with one system prompt"):
         merge(run, out=tmp_path/"x", write_system_prompt=True)

@@ -13,7 +13,7 @@ from sft_nb.config.load import load_config
 from sft_nb.evaluation.evaluate import evaluate
 from sft_nb.extras import verify as checking   # the module
 from sft_nb.extras.card import Card, readme_text, text_hash, write_card
-from sft_nb.extras.verify import Evidence, verify
+from sft_nb.extras.verify import CardEvidence, verify
 from sft_nb.proof.merge import merge
 from sft_nb.runs.checkpoint import weights_digest, write_checksums
 from sft_nb.training.train import train
@@ -403,7 +403,7 @@ def test_first_steps_that_are_not_taken_accuse_nobody(run, tmp_path, what):
     said = json.loads((folder/"card.json").read_text())
     change(said)
     (folder/"card.json").write_text(json.dumps(said))
-    found = next(c for c in checking.check_step(Evidence(*checking.find_card(folder))))
+    found = next(c for c in checking.check_step(CardEvidence(*checking.find_card(folder))))
     assert found.level == "stated" and why in found.why
 
 
@@ -573,7 +573,7 @@ def test_paths_of_a_card_never_leave_its_folder(run, tmp_path, monkeypatch):
     secret.write_text('{"question": "q", "answer": "a"}\n' * 40)
     (folder/"link.jsonl").symlink_to(secret)
     opened = []
-    monkeypatch.setattr(checking, "_sha256_of", lambda file: opened.append(str(file)) or "")
+    monkeypatch.setattr(checking, "file_sha256", lambda file: opened.append(str(file)) or "")
     for name in ("../../secret.jsonl", str(secret), "link.jsonl"):
         said = json.loads((folder/"card.json").read_text())
         said["files"][name] = dict(bytes=1, sha256="0" * 64)

@@ -17,7 +17,7 @@ from test_prove_transformers import transformers_serve
 
 from sft_nb.config.load import load_config
 from sft_nb.proof import merge as merging
-from sft_nb.proof.merge import merge, with_system_prompt
+from sft_nb.proof.merge import merge, template_with_system_prompt
 from sft_nb.tokens.encode import encode, encode_prompts
 from sft_nb.training.train import train
 from sft_nb.workbench import Workbench
@@ -195,7 +195,7 @@ def edit_template(change):
 FOLDER = {
     "weights": edit_weights(lambda w: w | {LAYER: w[LAYER] * 1.02}),
     "template, its system message is gone": edit_template(without_system),
-    "system": edit_template(lambda t: with_system_prompt(t, "Answer in French.")),
+    "system": edit_template(lambda t: template_with_system_prompt(t, "Answer in French.")),
     "stop": edit_json("generation_config.json", eos_token_id=0),
     "sampling": edit_json("generation_config.json", do_sample=True, temperature=.7),
     "context": edit_json("config.json", max_position_embeddings=32),
@@ -237,7 +237,7 @@ def test_a_server_of_the_base_or_with_another_template_is_named(served, bench, l
     file = convert(served.merged, served.folder/"base.gguf", "F16", weights=base)
     assert_named(served.prove(server=llama_cpp(file), **FEW), "adapter")
     assert_named(served.prove(gguf=file, **FEW), "adapter", link="gguf")
-    other = with_system_prompt((served.merged/"chat_template.jinja").read_text(), "Answer in French.")
+    other = template_with_system_prompt((served.merged/"chat_template.jinja").read_text(), "Answer in French.")
     file = convert(served.merged, served.folder/"french.gguf", "F16", template=other)
     assert_named(served.prove(server=llama_cpp(file), **FEW), "system")
 

@@ -190,6 +190,8 @@ def test_other_names_of_a_split(row, said):
     (dict(messages=[ASKED, GOOD | dict(finish_reason="length")]), "messages.finish_reason: length"),
     (dict(prompt="a?", completion="right", stop_reason="max_tokens"), "stop_reason: max_tokens"),
     (dict(messages=[ASKED, GOOD], toxic=True), "toxic: True"),
+    (dict(question="a?", answer="right", is_safe=False), "is_safe: False"),
+    (dict(prompt="a?", completion="right", truncated=True), "truncated: True"),
     (dict(question="a?", answer="right", review_result=False), "review_result: False"),
     ({"question": "a?", "answer": "right", "ok?": "nein"}, "ok?: nein"),
     (dict(messages=[ASKED, GOOD], bad_answer=True), "bad_answer: True"),

@@ -146,6 +146,8 @@ PROPOSED = dict(   # name -> row, settings of the first fix, learned of the firs
                 "prompt=prompt completion=extra_info.answer", FIRST, "What is 0"),
     langsmith_chat=(dict(inputs=dict(messages=[dict(type="human", content=Q)]), outputs=dict(output=dict(content=A))),
                     "prompt=inputs.messages completion=outputs.output.content", FIRST, "What is 0"),
+    langsmith_lists=(dict(inputs=dict(messages=[USER]), outputs=dict(messages=[ANSWER])),
+                     "prompt=inputs.messages completion=outputs.messages", FIRST, "What is 0"),
     claude=(dict(uuid="{k}", name="x", chat_messages=[dict(text=Q, sender="human"), dict(text=A, sender="assistant")]),
             "messages=chat_messages", FIRST, "What is 0"),
     thread=(dict(id="{k}", thread=[dict(author="user", body=Q), dict(author="assistant", body=A)]), "messages=thread",

@@ -63,8 +63,7 @@ def _rouge_scorer(is_latin:bool):
     return RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True, tokenizer=tokenizer)
 
 def rouge(
-    text:str,
-    expected:str,
+    text:str, expected:str,
 )->dict[str,float]:   # rouge1, rouge2, rougeL
     "ROUGE F-measures by rouge-score (Lin, 2004), for any script"
     words = _WORD.findall(expected)

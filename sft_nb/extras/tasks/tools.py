@@ -104,9 +104,10 @@ class Tools:
     def rows(self, split:str, *, n:int|None=None, seed:int=42)->list[dict]: raise no_rows_error(self.name, split)
 
     def messages(self, row:dict)->list[dict]:
-        "The conversation up to and including its last call; all of it without a call"
+        "The conversation up to and including its last call that no flag excludes; all of it without one"
         messages = to_messages(row)
-        last = max((k for k, m in enumerate(messages) if m["role"] == "assistant" and message_calls(m)), default=None)
+        def is_asked(m): return m["role"] == "assistant" and m.get("train", True) and message_calls(m)
+        last = max((k for k, m in enumerate(messages) if is_asked(m)), default=None)
         return messages if last is None else messages[:last + 1]
 
     def score(self, text:str, row:dict)->Score:

@@ -104,8 +104,7 @@ def sentence_figures(text:str, expected:str)->dict[str,float]:
                 sentence_chrf=chrf.sentence_score(text, [expected]).score)
 
 def corpus_figures(
-    texts:list[str],
-    expected:list[str],
+    texts:list[str], expected:list[str],
 )->dict[str,float]:   # bleu, chrf
     "BLEU and chrF of all sentences together"
     _, bleu, chrf = _sacrebleu_metrics()

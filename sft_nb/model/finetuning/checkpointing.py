@@ -104,9 +104,7 @@ def recompute_layers(
 # %% ../../../nbs/06_model/09_finetuning/01_checkpointing.ipynb #07362776
 _FEWEST, _MOST_PARTS = 4096, 16   # fewest tokens of a part; most parts
 
-def part_length(
-    tokens:int,   # of a row
-)->int:
+def part_length(tokens:int)->int:
     "The number of tokens in a part of a row"
     return max(_FEWEST, -(-tokens // _MOST_PARTS))
 

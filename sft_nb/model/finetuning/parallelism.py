@@ -35,9 +35,7 @@ def sharing_of(
     if size == 1: return None
     return need_extension("parallelism", f"sequence_parallel_size {size}", edit(sequence_parallel_size=1))
 
-def check_division(
-    cfg:Config,
-)->None:
+def check_division(cfg:Config)->None:
     "ConfigError for what cannot be divided, or not with these settings"
     if cfg.fsdp: need_extension("parallelism", "fsdp", edit(fsdp=False)).check_fsdp(cfg)
     if cfg.deepspeed is not None: need_extension("deepspeed", "deepspeed", edit(deepspeed=None)).check_deepspeed(cfg)
