@@ -16,7 +16,8 @@ from functools import lru_cache
 import numpy as np
 import scipy   # scipy.stats is imported on use
 
-from ..base.report import pluralise, SftError
+from ..base.escape import short_repr
+from ..base.report import ConfigError, pluralise, require_kind, SftError
 
 # %% ../../nbs/12_evaluation/01_statistics.ipynb #7dc967ec
 _Z = 1.96   # standard errors on each side of a 95% interval
@@ -25,7 +26,10 @@ def wilson(
     k:int,   # successes, 0 <= k <= n
     n:int,   # trials
 )->tuple[float,float]:
-    "95% interval of a share; (0, 1) if there were no trials"
+    "95% interval of a share; (0, 1) if there were no trials, ConfigError for more successes than trials"
+    require_kind("wilson", float, k=k, n=n)
+    if not 0 <= k <= n < math.inf:
+        raise ConfigError("wilson", f"{short_repr(k)} of {short_repr(n)} succeeded", "0 <= k <= n", "wilson(7, 10)")
     if n == 0: return 0., 1.
     p = k / n
     centre = p + _Z * _Z / (2 * n)
@@ -38,9 +42,13 @@ def grouped(
     values:np.ndarray,      # (..., n), rows on the last axis
     clusters:list|None,     # cluster of each row; None: independent rows
 )->tuple[np.ndarray,np.ndarray]:   # sums (..., G) and sizes (G)
-    "The sums of each cluster"
+    "The sums of each cluster; ConfigError for clusters of other rows"
     values = np.asarray(values, float)
     if clusters is None: return values, np.ones(values.shape[-1])
+    n = values.shape[-1]
+    if not isinstance(clusters, (list, tuple, np.ndarray)) or np.size(clusters) != n:
+        raise ConfigError("clusters", f"they are {short_repr(clusters)}, and there are {pluralise(n, 'row')}",
+                          "a list with the cluster of each row", "pass None for independent rows")
     _, which = np.unique(np.asarray(clusters, dtype=str), return_inverse=True)
     sums = np.zeros((*values.shape[:-1], which.max() + 1))
     np.add.at(sums, (..., which), values)
@@ -64,6 +72,13 @@ def _bounds_by_t(
         upper.append(mean - error * transformed(-t))
     return lower, upper
 
+def _as_numbers(values, where:str)->np.ndarray:
+    "The values as an array; ConfigError for anything that is no list of numbers"
+    try: found = np.asarray(values, float)
+    except (TypeError, ValueError, OverflowError): found = np.array(math.nan)
+    if found.ndim: return found
+    raise ConfigError(where, f"the values are {short_repr(values)}", "a list of numbers", "pass a number for each row")
+
 def mean_interval(
     values:Sequence[float]|np.ndarray,   # (n,), one per row
     *, clusters:list|None=None,
@@ -73,8 +88,12 @@ def mean_interval(
 
     The wider bounds of Student's t and of Hall's transformed t; for a mean with bounds also of Korn and Graubard's
     interval (1998, Survey Methodology 24:193)."""
+    values = _as_numbers(values, "mean_interval")
+    if values.ndim > 1 or not values.size:
+        raise ConfigError("mean_interval", f"the values have the shape {values.shape}", "at least one, in a flat list",
+                          "pass a number for each row")
     if largest is None and np.min(values) >= 0 and np.max(values) <= 1: largest = 1.
-    sums, sizes = grouped(np.asarray(values, float) / (largest or 1.), clusters)
+    sums, sizes = grouped(values / (largest or 1.), clusters)
     G, n = len(sizes), sizes.sum()
     mean = sums.sum() / n
     if G < 2: return (float(mean * (largest or 1.)),) * 2
@@ -264,7 +283,7 @@ def paired_sd(
 
 def _check_finite(values, name:str)->np.ndarray:
     "The values as numbers; `SftError` for NaN or infinity, which a mean cannot hold"
-    values = np.asarray(values, float)
+    values = _as_numbers(values, f"the scores of {name}")
     n = int((~np.isfinite(values)).sum())
     if not n: return values
     raise SftError(f"the scores of {name}", f"{n} of {values.size} are NaN or infinite", "a finite number for each row",
@@ -279,7 +298,11 @@ def difference(
     z:float=_Z,                    # standard errors on each side of the interval
 )->Difference:
     "The difference between two models; `SftError` for a value that is not finite"
-    d = _check_finite(tuned, "the tuned model") - _check_finite(base, "the base")
+    before, after = _check_finite(base, "the base"), _check_finite(tuned, "the tuned model")
+    if before.shape != after.shape or before.ndim > 1:
+        found = f"the base has values of shape {before.shape}, and the tuned model {after.shape}"
+        raise ConfigError("difference", found, "as many of both, in flat lists", "pass the same rows of both")
+    d = after - before
     won, lost = int((d > 0).sum()), int((d < 0).sum())
     exact = clusters is None and np.isin(d, (-1, 0, 1)).all()
     p = mcnemar(won, lost) if exact else sign_test(d, clusters=clusters)
@@ -384,7 +407,10 @@ def rows_needed(
     differing:float=.2,       # for right/wrong answers, share of rows on which the models differ
     *, sd:float|None=None,    # for other figures, standard deviation of the paired differences
 )->int:
-    "Rows that are needed to detect a gain in 80% of cases"
+    "Rows that are needed to detect a gain in 80% of cases; ConfigError for one that no number of rows shows"
+    require_kind("rows_needed", float, gain=gain, differing=differing)
+    if not 1e-150 < abs(gain) < math.inf:
+        raise ConfigError("rows_needed", f"gain is {short_repr(gain)}", "a number other than 0", "gain=.05")
     if sd is not None: return math.ceil(((_Z + _FOUND) * sd / gain) ** 2 + _Z * _Z / 2)
     gain = abs(gain)
     differing = max(differing, gain)
@@ -400,6 +426,7 @@ def detectable(
     if sd is not None:
         rows = n - _Z * _Z / 2
         return (_Z + _FOUND) * sd / math.sqrt(rows) if rows > 0 else math.inf
+    require_kind("detectable", float, n=n)
     low, high = 1e-6, 1.
     if n < 1 or rows_needed(high, differing) > n: return 1.
     for _ in range(50):

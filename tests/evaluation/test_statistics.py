@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from sft_nb.base.report import ConfigError
 from sft_nb.evaluation.evaluate import gains_in_words
 from sft_nb.evaluation.generations import Answer, make_scores, paired, pseudo_values
 from sft_nb.evaluation.statistics import (
@@ -497,3 +498,22 @@ def test_a_choice_that_no_resample_reaches_counts_itself_once():
     draw = np.random.default_rng(1)
     candidates = np.stack([1 + .01 * draw.standard_normal(200), .01 * draw.standard_normal(200)])
     assert pick(np.zeros(200), candidates).difference.p == pytest.approx(2 / (len(largest(candidates)) + 1))
+
+
+@pytest.mark.parametrize(("call", "says"), [
+    (lambda: mean_interval(["a", "b"]), r"mean_interval: the values are \['a', 'b'\]; a list of numbers"),
+    (lambda: mean_interval(3), "the values are 3; a list of numbers"),
+    (lambda: mean_interval([]), r"the values have the shape \(0,\)"),
+    (lambda: mean_interval([[1, 2], [3, 4]]), r"the values have the shape \(2, 2\)"),
+    (lambda: mean_interval([1, 0], clusters=["a"]), r"clusters: they are \['a'\], and there are 2 rows"),
+    (lambda: mean_interval([1, 0], clusters=3), "clusters: they are 3"),
+    (lambda: difference([[1], [2, 3]], [1, 0]), "the scores of the base: the values are"),
+    (lambda: difference([1, 0], [1, 0, 1]), "the base has values of shape .2,., and the tuned model .3,."),
+    (lambda: rows_needed(0), "rows_needed: gain is 0; a number other than 0"),
+    (lambda: rows_needed(float("nan")), "gain is nan"),
+    (lambda: rows_needed("5%"), "gain is '5%'; a number"),
+    (lambda: detectable(None), "detectable: n is None; a number"),
+    (lambda: wilson(11, 10), "wilson: 11 of 10 succeeded; 0 <= k <= n"),
+    (lambda: wilson([1], 10), "wilson: k is .1.; a number")])
+def test_what_is_no_number_is_a_sentence(call, says):
+    with pytest.raises(ConfigError, match=says): call()
