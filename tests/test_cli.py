@@ -211,7 +211,7 @@ check --config nosuch | 2 | no config and no file has this name | --config defau
 check --config nosuch.yaml | 2 | no config and no file has this name | ls .
 check --config demo --show 3 | 2 | --show is not an option | sft_nb check --help
 check --config demo --max-length | 2 | --max-length has no value | --max-length 512
-evaluate good.jsonl | 2 | there is no such path or model | sft_nb runs
+evaluate good.jsonl | 2 | it is a file | sft_nb runs
 evaluate folder | 2 | there is no run and no model in it | sft_nb runs
 merge runs/none --output x | 2 | --output is not an option; the nearest is --out | write --out
 evaluate runs/none --eval-samples x | 2 | eval_samples = 'x' is a string | leave --eval-samples out, or write an integer
@@ -313,6 +313,9 @@ def test_data_shows_what_is_left_out(files):
     done = shell("data", "--train-file", files/"long.jsonl", "--max-length", 128, "--eval-samples", 0, "--dropped", 3)
     assert "long.jsonl line 1: longer than max_length 128: " in done.stdout and done.returncode == 0
     assert "\n1 of 1 dropped row shown:\n" in done.stdout
+    done = shell("data", "--train-file", files/"long.jsonl", "--eval-file", files/"long.jsonl", "--max-length", 128,
+                 "--dropped", 1)
+    assert "\n2 of 2 dropped rows shown:\n" in done.stdout   # of each side
 
 
 def test_data_says_that_a_config_of_another_tool_was_translated(files):

@@ -33,7 +33,7 @@ def shorten_words(text:str)->str:
 
 # %% ../../nbs/00_base/01_escape.ipynb #esc00018
 def short_repr(x, most:int=60)->str:
-    "`repr(x)`, cut to its beginning"
+    "`repr(x)`, or its first `most` characters"
     try: text = repr(x)
     except ValueError: return f"{type(x).__name__} with too many digits"
     return shorten(text, most)

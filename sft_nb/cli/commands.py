@@ -94,7 +94,8 @@ def data_command(args:list[str])->int:
     from sft_nb.tokens.prepare import prepare
     from sft_nb.tokens.dataset import examples
     data = prepare(cfg)
-    more = dict(dropped=data.dropped[:options.dropped]) if options.dropped else {}
+    sides = [side.dropped[:options.dropped] for side in (data.train, data.eval) if side]
+    more = dict(dropped=[row for side in sides for row in side]) if options.dropped else {}
     in_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and not options.json
     if options.show: more["shown"] = examples(data, options.show, colour=in_colour)
     if options.benchmark:

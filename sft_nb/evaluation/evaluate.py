@@ -22,7 +22,8 @@ from ..base.view import own_fields, part_html, RecordTable, Table, View, view_te
 from ..base.files import remove_temporaries
 from ..base.progress import format_duration, log, log_disk_error, Progress, progress_listener
 from ..rows.thoughts import answer_of, BLOCKS, has_thought_tokens
-from ..base.report import ConfigError, edit, Finding, pluralise, require_kind, SftError, shell_quote, warn
+from ..base.report import (
+    as_fix, ConfigError, edit, Finding, pluralise, require_kind, SftError, shell_quote, warn)
 from ..config.load import Config, with_parameters_of, with_settings
 from ..config.settings import settings_with
 from ..base.extensions import extension, need_extension
@@ -104,9 +105,10 @@ class Evaluator:
         seconds = (time.monotonic() - began) / p.done * p.of * models
         training = max((line.get("seconds", 0) for line in run.metrics()), default=0)
         if not training or seconds < max(_SHORT_SECONDS, training / 4): return
-        fewer = max(1, int(p.of * training / 4 / seconds))
+        fewer = int(p.of * training / 4 / seconds)
+        how = f"; a quarter of the training: {edit(eval_samples=fewer)}" if fewer >= _FEWEST_ROWS else ""
         log(f"sft_nb: to score {pluralise(p.of, 'row')} takes about {format_duration(seconds)}, the training took "
-            f"{format_duration(training)}; a quarter of that: {edit(eval_samples=fewer)}")
+            f"{format_duration(training)}{how}")
 
     def generation_settings(self, name:str, questions:Questions|None=None)->dict:
         "Arguments of `answer_prompts`"
@@ -187,6 +189,7 @@ class Evaluator:
         return few_shot.with_few_shot(self, base, tuned, load) if few_shot else self.baselines
 
 KNOWS_THE_FORM = .8   # share of answers
+_FEWEST_ROWS = 8       # that are proposed
 _SHORT_SECONDS = 60    # an evaluation that is not compared with its training
 _TRAINING_ROWS = 5000
 
@@ -525,7 +528,7 @@ def make_evaluator(
         thinks = has_thought_tokens(bench.tokenizer) or any(tag in str(bench.tokenizer.chat_template) for tag in BLOCKS)
         more = f", and {questions.thought_tokens:,} more for a thought before" if thinks else ""
         log(f"sft_nb: answers may have {questions.cfg.max_new_tokens} tokens (the longest target has "
-            f"{questions.longest_target}){more}; {edit(max_new_tokens=256)} sets another limit")
+            f"{questions.longest_target}){more}; {as_fix('{max_new_tokens}')} sets another limit")
     if server and questions.prompts and questions.by == "loss" and loss_by_default:
         questions = replace(questions, figure="f1")   # servers return no loss
     if not (server and questions.by == "loss"): questions.check_figure()   # a server raises its own error

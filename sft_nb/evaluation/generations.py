@@ -625,6 +625,7 @@ def own_figures(
             try: value = f(text, without_thoughts(row))
             except Exception as e:
                 says = f"it raised {type(e).__name__}: {e}"[:200]
+                if isinstance(e, KeyError): says += f"; the row has {', '.join(map(str, row))}"[:200]
                 fix = f"correct {name}, and evaluate again: in a run, no answer is generated twice"
                 raise SftError(where, says, "a number for each answer", fix) from e
             figures[name] = finite_number(value, where, "a number for each answer; True and False count as 1 and 0")

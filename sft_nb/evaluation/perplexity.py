@@ -52,7 +52,7 @@ class Forgetting:
 
     def __str__(self):
         return (f"{self.headline}, 95% interval {self.low:+.1%} to {self.high:+.1%}, on {self.texts} texts; "
-                f"{self.kl:.3f} nats from the base")
+                f"{self.kl:.3f} nats a token from the base (KL)")
     @property
     def headline(self)->str:
         "forgets: loss on general text 10.41 → 14.23 (+37%); no verb where it may not have risen"

@@ -20,6 +20,7 @@ from ..runs.directory import check_permissions, open_run, Run
 from .statistics import Difference, power
 from .perplexity import Forgetting
 from .trivial import find_trivial
+from .generations import LEADING, Scores
 from .evaluate import detectable_in_words, evaluate, fallen_in_words
 from .sweep import Sweep
 
@@ -58,6 +59,16 @@ class Verdict(Viewable):
 
 # %% ../../nbs/12_evaluation/07_verdict.ipynb #06aa6149
 _FEW_TRAINED = .05   # share of the rows that may ask what a training row asks, for a verdict of better
+
+def _with_remarks(made:Verdict, base:Scores, tuned:Scores, by:str, trained_on:int)->Verdict:
+    "A verdict with what the answers themselves say against it"
+    alike = [f.says for f in find_trivial(tuned, None) if f.check == "one_answer"]
+    remarks = [fallen_in_words(base, tuned, by), *alike]
+    if any(remarks) and by in LEADING and made.exit_code == 0:   # a lower loss alone makes no better model
+        made = replace(made, says="not enough")
+    if trained_on: remarks.insert(0, f"{trained_on:,} of {pluralise(tuned.n, 'row')} ask what a training row asks")
+    if trained_on > _FEW_TRAINED * tuned.n and made.exit_code == 0: made = replace(made, says="cannot tell")
+    return replace(made, reason="; ".join(filter(None, [made.reason, *remarks])))
 _MUCH_FORGETTING = .05   # rise of the loss on general texts, reported if the whole interval is above this
 
 def _judge_gain(d:Difference, min_gain:float)->tuple[str,str]:
@@ -144,11 +155,7 @@ def verdict(
                               edit(**{setting: value / 100 if value < 100 else .02}))
     trivial = dict(over_trivial=over_trivial, over=baselines.best.name) if over_trivial else {}
     made = decide(d, min_gain=min_gain, max_forgetting=max_forgetting, forgotten=forgotten, **trivial)
-    alike = [f.says for f in find_trivial(tuned, None) if f.check == "one_answer"]
-    remarks = [fallen_in_words(base, tuned, by), *alike]
-    if trained_on: remarks.insert(0, f"{trained_on:,} of {pluralise(tuned.n, 'row')} ask what a training row asks")
-    if trained_on > _FEW_TRAINED * tuned.n and made.exit_code == 0: made = replace(made, says="cannot tell")
-    made = replace(made, checkpoint=name, of=of, reason="; ".join(filter(None, [made.reason, *remarks])))
+    made = replace(_with_remarks(made, base, tuned, by, trained_on), checkpoint=name, of=of)
     about = made.to_dict() | dict(weights=weights_digest(run.weights(name)))
     file = run.path/"eval"/"verdict.json"
     with log_disk_error(file, "make room, and ask again"): write_atomically(file, json.dumps(about, indent=1) + "\n")

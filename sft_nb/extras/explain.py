@@ -589,9 +589,9 @@ class _Explainer:
         self.tried.append(Experiment(name, asks, seconds, took, says))
 
     def over_budget(self, seconds:float)->str:
-        needed = math.ceil(1.2 * (self.spent + seconds))
+        needed = f"{math.ceil(1.2 * (self.spent + seconds) / 60)}m"
         fix = command(f"sft_nb explain {shell_quote(self.case.run.path)} --budget {needed}",
-                      f'explain("{self.case.run.path}", budget={needed})')
+                      f'explain("{self.case.run.path}", budget="{needed}")')
         return f"over the budget: {fix}"
 
     def measure(self)->None:
@@ -607,8 +607,10 @@ class _Explainer:
         case, step = self.case, self.case.run.step
         try: tries, pace = _settings_to_try(case)[:_MOST_TRIES], case.part("pace")
         except Missing: return
-        several = min(len(tries) + 1, 4)
-        steps = min(step, int(((self.budget - self.spent) / several - self.fixed) / pace))
+        several = len(tries) + 1
+        def affordable(n): return min(step, int(((self.budget - self.spent) / (1.1 * n) - self.fixed) / pace))
+        steps = affordable(several)
+        if steps < min(step, 8): steps = affordable(several := min(several, 4))
         if steps < min(step, 8):
             says = self.over_budget(several * (min(step, 50) * pace + self.fixed))
             self.tried.append(Experiment("trainings", "what other settings would do", None, None, says))
@@ -667,10 +669,10 @@ class Explanation(Viewable):
         cause = self.best
         if cause is not None and cause.sure != "possible": return f"{CAUSES[cause.name]} ({cause.sure})"
         n, done = len(self.tried), sum(t.seconds is not None for t in self.tried)
-        known = f" but its own warnings ({', '.join(self.warned)})" if self.warned else ""
-        by = f"in its files{known}, and by {pluralise(done, 'experiment')}"
+        by = f"in its files, and by {pluralise(done, 'experiment')}"
         if n > done: by += f" of {n}"
         text = f"nothing was found {by}" if cause is None else f"nothing is certain or likely {by}"
+        if self.warned and cause is None: text += f"; it warned of {', '.join(self.warned)}"
         if self.is_good: return f"{text}: its scores are good, or clearly better than the base's"
         if n > done or cause is not None: return text
         return f"{text}: the task may be hard for this base, or need more rows"

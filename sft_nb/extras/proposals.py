@@ -318,6 +318,8 @@ def propose_fields(
     return reduce(operator.or_, fixes) if fixes else None
 
 # %% ../../nbs/16_extras/26_proposals.ipynb #prop0010
+def _is_name(column)->bool: return {*column_words(column)} <= {"agent", "doctor"}   # of a person, where it is short
+
 def may_be_answer(
     column,
     values:list,   # none of them empty
@@ -328,7 +330,7 @@ def may_be_answer(
     if kind == "number":
         recurs = len({*map(str, values)}) < len(values)
         return recurs and has_role(column, "class") and all(str(v).isdigit() for v in values)
-    if kind == "label" or is_answer_name(column): return kind in ("text", "label")
+    if kind == "label" or is_answer_name(column): return kind == "text" or kind == "label" and not _is_name(column)
     return kind == "text" and lengths[len(lengths) // 2] >= 20
 
 def propose_pairs(
@@ -419,7 +421,7 @@ def explain_wrong_column(
     "The parts of an error, with a fix that names other columns or leaves them out"
     columns, field = join_names(list(row)), next(iter(wrong))
     column, expected = wrong[field], f"the columns are {columns}"
-    listed = [part.strip() for part in column.split(",")]
+    listed = [part for part in re.split(r"\s*[,+&{}]+\s*", column) if part.strip()]   # a,b or a+b or {a} {b}
     if len(listed) > 1 and {*listed} <= {*map(str, row)}:
         joined = tuple(f"{f}={' + '.join(listed) if f == field else c}" for f, c in given.items())
         return f"{column} is a list of columns for {field} (fields)", "columns joined by +", edit(fields=joined)

@@ -17,7 +17,7 @@ from ..config.load import require_trust, Config, load_config, with_trusted_code
 from ..rows.settings import RowSettings
 from ..tokens.settings import SizeSettings
 from ..tokens.tokenizer import model_name, model_path
-from .names import named_run
+from .names import named_run, run_folders
 from .directory import open_run, Run, SYSTEM_PROMPT_FILE
 
 # %% ../../nbs/10_runs/10_locate.ipynb #331c33f6
@@ -100,9 +100,11 @@ def find_target(
         target = Target(path.name, "adapter", cfg, path)
     else:
         known = "model_type" in read_json_object(Path(model_path(what))/"config.json")   # tiny ships with the package
-        if not known and (os.path.exists(path) or what.count("/") != 1 or what.startswith((".", "/", "runs/"))):
+        is_path = what.startswith((".", "/", "runs/")) or os.path.exists(path) or bool(run_folders(path.parent))
+        if not known and (is_path or what.count("/") != 1):
             if not os.path.exists(path): Run(path)   # its error names similar runs
-            found = "there is no run and no model in it" if os.path.isdir(path) else "there is no such path or model"
+            found = "it is a file" if os.path.isfile(path) else "there is no such path or model"
+            if os.path.isdir(path): found = "there is no run and no model in it"
             raise ConfigError(what, found, "a run, a checkpoint, an adapter, a folder with a model, or a hub id",
                               command("sft_nb runs", "list_runs()"))
         target = Target(path.name, "model", load_config(**dict(model=what, method="lora") | of_rows | settings), None)

@@ -202,9 +202,10 @@ def describe_reasons(
 )->str:
     "Counts and reasons: 3 empty answers, 1 row: this is not valid JSON"
     def describe(reason:str, n:int)->str:
-        is_sentence = re.match(r"\d|(\S+ ){1,4}?(?<!that )(is|are|has|holds|was|cannot)\b", reason)   # an error
+        is_sentence = re.match(r"\d|(\S+ ){1,6}?(?<!that )(is|are|has|holds|was|cannot)\b", reason)   # an error
         if is_sentence: return f"{pluralise(n, 'row')}: {reason}"
-        what = re.match(r"(prompt|answer|(near )?duplicate|empty .+)?", reason)[0]
+        reason = reason.removeprefix("a ")   # a turn longer than max_length 512
+        what = re.match(r"(prompt|answer|turn|(near )?duplicate|empty .+)?", reason)[0]
         return pluralise(n, what) + reason[len(what):] if what else f"{n:,} {reason}"
     return ", ".join(describe(reason, n) for reason, n in reasons.items())
 

@@ -70,7 +70,7 @@ def test_a_limit_that_was_set_cuts_a_thought(tokenizer, model_that_thinks):
 
 
 @pytest.mark.parametrize("seconds, training, says", [
-    (20, 300., "takes about 3 min, the training took 5 min; a quarter of that: eval_samples=25"),
+    (20, 300., "takes about 3 min, the training took 5 min; a quarter of the training: eval_samples=25"),
     (20, 3000., ""), (.1, 1., ""), (20, None, "")])
 def test_a_long_evaluation_says_so_once(monkeypatch, capsys, seconds, training, says):
     metrics = [] if training is None else [dict(step=1, seconds=1.), dict(step=9, seconds=training)]

@@ -41,6 +41,7 @@ def swept(run, base:Scores, lowest=None, **checkpoints:Scores)->EvalState:
 
 def test_a_run_without_a_sweep_says_the_command(run):
     panel = EvalPanel(run)
+    assert panel.view and panel.again.id in panel.live   # drawn before the first click
     assert f'sweep(&quot;{run.path}&quot;)' in panel.to_html() and "sweep(" in panel.to_dict()["problem"]
     assert panel.filter.disabled and not panel.again.disabled
     swept(run, scores("base", "01"), checkpoint_1=scores("checkpoint-1", "11"))

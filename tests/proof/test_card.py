@@ -16,6 +16,7 @@ from sft_nb.evaluation.generations import Answer, Scores
 from sft_nb.extras.card import (
     card_page, Card, evaluation_in_card, hash_answers, hub_metadata, keep_card, last_names, make_card, readme_block,
     write_card)
+from sft_nb.evaluation.verdict import _with_remarks, decide
 from sft_nb.runs.directory import Run
 from sft_nb.training.train import train
 
@@ -88,6 +89,10 @@ def test_a_lower_loss_without_right_answers_is_no_success(of_ada):
     first, status = replace(card, scores=evaluation_in_card(hash_answers(fallen))).result_in_words
     assert "; the loss is lower, and the answers are worse: f1 -" in first and status == "warn"
     assert [f.check for f in fallen.findings] == [*(f.check for f in e.findings), "answers_worse"]
+    for of, remark in ((fallen, "the answers are worse: f1 -"), (e, "40 of 40 answers are 'b'")):
+        better = decide(of.difference)
+        made = _with_remarks(better, of.base, of.tuned, "loss", 0)
+        assert (better.says, made.says, made.exit_code) == ("better", "not enough", 1) and remark in made.reason
 
 
 def test_a_base_that_no_server_knows_is_served_merged(of_ada):

@@ -197,7 +197,8 @@ def test_columns_are_joined():
 
 @pytest.mark.parametrize("fields", [
     ("question=Subject,Body", "answer=Reply"), ("question=Subject", "Body", "answer=Reply"),
-    ("question=Subject, Body", "answer=Reply")])
+    ("question=Subject, Body", "answer=Reply"), ("question=Subject+Body", "answer=Reply"),
+    ("question={Subject} {Body}", "answer=Reply")])
 def test_a_list_of_columns_is_named_as_one(fields):
     with pytest.raises(SftError, match="is a list of columns for question") as e:
         prepare(settings(fields=fields), train=MAIL)
@@ -414,3 +415,10 @@ def test_the_proposal_for_a_wide_table_takes_time_in_proportion_to_its_columns(m
         proposals.propose_reading([{f"c{i}": "x" for i in range(n)}])
         return len(calls)
     assert count(200) < 2.5 * count(100)
+
+
+def test_the_name_of_a_person_is_no_answer():
+    "A column `agent` may hold what an agent writes, or who it is"
+    rows = [dict(question=f"Where is parcel {k}?", answer=f"It is in van {k}.") for k in range(12)]
+    named = unread_finding([row | dict(agent=("k.meyer", "s.ojo")[k % 2], csat=k % 5) for k, row in enumerate(rows)])
+    assert "csat is not used" in str(named) and "answer=agent" not in str(named)
