@@ -150,6 +150,7 @@ class Scores:
         if not any(a.n_tokens for a in self.answers):   # texts without answers
             return "   ".join([f"{self.model:<6} {first[0]}", *(more[k] for k in ("perplexity",) if k in more)])
         is_free_text = by in LEADING or any(name in self.figures for name in LEADING)
+        if is_free_text and self.in_form == 1: shares = shares.partition("; ")[2]   # any text is of the form
         exact = f"{'exact match' if is_free_text else 'right'} {self.accuracy:.1%} ({self.correct} of {self.n})"
         return "   ".join([f"{self.model:<6} {first[0] if first else by}", *first[1:], exact, shares, *more.values()])
 

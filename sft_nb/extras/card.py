@@ -377,8 +377,9 @@ def hub_metadata(card:Card):   # huggingface_hub's `ModelCardData`
     e, base, found = card.evaluation, card.base.get("name", ""), None
     datasets = card.rows.get("datasets") or None
     if e is not None:
-        about = dict(task_type="text-generation", dataset_type=(datasets or [card.config.get("task")])[0],
-                     dataset_name=f"{card.config.get('task')}, held out", dataset_split="held out")
+        rows_of = (datasets or card.config.get("train_file") or [card.config.get("task")])[0]
+        about = dict(task_type="text-generation", dataset_type=rows_of, dataset_name=f"{rows_of}, held out",
+                     dataset_split="held out")
         found = [EvalResult(metric_type=e.by, metric_value=e.tuned.overall(e.by), **about)]
     return ModelCardData(
         base_model=base if re.fullmatch(r"[\w.-]+/[\w.-]+", str(base)) else None, datasets=datasets,

@@ -11,7 +11,7 @@ from sft_nb.base.report import ConfigError, MissingRunError
 from sft_nb.cli.console import main
 from sft_nb.evaluation.generations import Answer, Scores
 from sft_nb.extras import explain as explaining   # the module
-from sft_nb.extras.evidence import _score_of, Losses, Pair
+from sft_nb.extras.evidence import _score_of, Losses, Measured, Missing, Pair
 from sft_nb.extras.explain import Cause, explain, SURE
 from sft_nb.runs.directory import Run
 
@@ -175,3 +175,13 @@ def test_a_healthy_run_has_no_cause(name, tmp_path):
 @pytest.mark.parametrize("name", ON_REAL)
 def test_a_planted_problem_is_found_on_a_real_model(name, tmp_path, smollm2):
     check(PROBLEMS[name], tmp_path, REAL)
+
+
+def test_the_pace_is_that_of_the_last_steps_and_for_one_process():
+    lines = [dict(seconds=1.), dict(seconds=30.)]
+    def of(seconds):
+        run = SimpleNamespace(step=10, step_seconds=seconds, config=SimpleNamespace(num_processes=2))
+        return SimpleNamespace(lines=lines, run=run)
+    pace = Measured.pace.func   # the property of `Measured`, without a run
+    assert (pace(of(2.)), pace(of(None))) == (4., 6.)
+    with pytest.raises(Missing, match="no times"): pace(SimpleNamespace(lines=[], run=SimpleNamespace(step=10)))
