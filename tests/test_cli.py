@@ -134,7 +134,7 @@ WRONG = [  # arguments, exit code, what the message says
     (["sft"], 2, ["no such command", "Fix: sft_nb train"]),
     (["evaluate", "--run", "runs/a"], 2, ["the run stands without one. Fix: sft_nb evaluate runs/a"]),
     (["nosuch"], 2, ["no such command", "Fix: sft_nb --help"]),
-    (["compare", "runs/a"], 2, ["b is missing", "Fix: sft_nb compare runs/NAME runs/OTHER"]),
+    (["compare", "runs/a"], 2, ["b is missing", "Fix: sft_nb compare runs/a runs/OTHER"]),
     ([], 2, ["usage"]),
 ]
 # line | exit code | what is found | what to do

@@ -320,8 +320,9 @@ def _check_first(command_name:str, texts:list[str], own:dict[str,Option])->None:
     if any(_takes_many(option.kind) for option in places.values()) or "-h" in texts: return
     needed = [name for name, option in places.items() if option.default is ...]
     if len(texts) < len(needed):
+        names = [*map(shell_quote, texts), *("runs/NAME", "runs/OTHER")[len(texts):len(needed)]]
         raise ConfigError(f"sft_nb {command_name}", f"{needed[len(texts)]} is missing", places[needed[len(texts)]].help,
-                          command(f"sft_nb {command_name} runs/NAME" + " runs/OTHER" * ("b" in needed)))
+                          command(f"sft_nb {command_name} {' '.join(names)}"))
     if len(texts) <= len(places): return
     text = texts[len(places)]
     is_config = text in config_names() or os.path.isfile(text) and text.endswith((".py", ".yaml", ".yml", ".sh"))

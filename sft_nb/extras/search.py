@@ -289,8 +289,8 @@ class Search(Ranking):
         for name, which in self.at_the_edge().items():
             beyond = "smaller" if which == "smallest" else "larger"
             lines.append(f"its {name} is the {which} that was tried: {beyond} ones may be better")
-        again = f"sft_nb verdict {shell_quote(self.folder/best)} --eval-file rows.jsonl"
-        return [*lines, f"on rows that did not choose it: {again}", *why]
+        again = f"sft_nb verdict {shell_quote(self.folder/best)} --eval-file NEW_ROWS.jsonl"
+        return [*lines, f"on rows that did not choose it, in a file of yours: {again}", *why]
 
     def lines(self)->list[dict[str,str]]:
         "The cells of the table: the base, then the runs, the best first"

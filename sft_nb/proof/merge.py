@@ -502,8 +502,8 @@ def _loss_finding(trained:Probe, merged:Probe, base:Probe)->tuple[Finding,dict]:
     low, high = mean_interval([b - a for a, b in zip(ours, theirs)])
     gained = sum(base.losses) / len(ours) - loss
     text = f"the loss of {len(ours)} held-out answers, in their first {_MOST_TOKENS} tokens, is {loss:.3g} as trained "
-    text += f"and {loss + rise:.3g} merged ({rise:+.2g}, 95% interval {low:+.2g} to {high:+.2g}); training lowered it by "
-    text += f"{gained:.2g}"
+    text += f"and {loss + rise:.3g} merged ({rise:+.2g}, 95% interval {low:+.2g} to {high:+.2g}); training lowered it "
+    text += f"by {gained:.2g}"
     is_lost = low > 0 and rise > max(gained / 2, 1e-3)
     figures = dict(loss=loss, loss_merged=loss + rise, loss_rise_low=low, loss_rise_high=high,
                    loss_of_base=loss + gained)

@@ -369,7 +369,7 @@ def _find_in_answers(s:Split, name:str, t:Template)->list[Finding]:
         out.append(warn(text, "leave them out, or write longer texts", check=f"{name}_one_token"))
     if n := seen.tools_as_text:
         text = f"the tools of {pluralise(n, 'row')} are written as JSON text: the chat template cannot render them"
-        fix = "a {model} whose chat template knows tools, such as Qwen3, or a file with such a template in {chat_template}"
+        fix = "a {model} whose chat template knows tools (Qwen3), or a file with such a template in {chat_template}"
         out.append(warn(text, fix, check=f"{name}_tools"))
     if texts := extension("texts"): out += texts.find_in_calls(s, name)
     if place := seen.notes.get("header"):

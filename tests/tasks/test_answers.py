@@ -65,7 +65,7 @@ def test_a_solution_without_an_ending_is_read_by_its_last_line():
 
 
 @pytest.mark.parametrize("word, value", [
-    ("hundred", 300), ("thousand", 3e3), ("k", 3e3), ("lakh", 3e5), ("million", 3e6), ("mn", 3e6), ("mln", 3e6), ("m", 3e6),
-    ("crore", 3e7), ("billion", 3e9), ("bn", 3e9), ("b", 3e9), ("trillion", 3e12), ("dozen", 36)])
+    ("hundred", 300), ("thousand", 3e3), ("k", 3e3), ("lakh", 3e5), ("million", 3e6), ("mn", 3e6), ("mln", 3e6),
+    ("m", 3e6), ("crore", 3e7), ("billion", 3e9), ("bn", 3e9), ("b", 3e9), ("trillion", 3e12), ("dozen", 36)])
 def test_every_scale_of_a_number(word, value):
     assert float(final_number(f"The answer is ${3} {word}." if len(word) > 1 else f"The answer is $3{word}.")) == value
