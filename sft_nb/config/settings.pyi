@@ -17,7 +17,7 @@ class Config:
     task: str = ...
     'arithmetic, chat, classify, gsm8k, nli, summarize, text, tools, translate, units, units_rft; or your own: task.py, task.py:YourTask, your_module:YourTask; auto: chat if train_file is set, else arithmetic for the tiny model'
     fields: tuple[str, ...] | None = ...
-    'columns of the fields that the task reads, if named differently: question=Problem answer=Solution'
+    "columns of the fields that the task reads, if named differently: question=Problem answer=Solution; 'question=Subject + Body' joins two"
     system_prompt: str | None = ...
     "system text before each conversation, instead of the task's own; None: the task's"
     train_file: tuple[str, ...] | None = ...
@@ -281,7 +281,7 @@ class Settings(TypedDict, total=False):
     task: str | Any
     'arithmetic, chat, classify, gsm8k, nli, summarize, text, tools, translate, units, units_rft; or your own: task.py, task.py:YourTask, your_module:YourTask; auto: chat if train_file is set, else arithmetic for the tiny model'
     fields: tuple[str, ...] | None | str | Sequence[str] | Mapping[str, Any]
-    'columns of the fields that the task reads, if named differently: question=Problem answer=Solution'
+    "columns of the fields that the task reads, if named differently: question=Problem answer=Solution; 'question=Subject + Body' joins two"
     system_prompt: str | None
     "system text before each conversation, instead of the task's own; None: the task's"
     train_file: tuple[str, ...] | None | str | Sequence[str] | Path

@@ -37,7 +37,8 @@ class RowSettings:
         "arithmetic for the tiny model", is_path=True, for_evaluation=True,   # memory:NAME is defined in a notebook
         runs_code=lambda task: task[:7] != "memory:" and (":" in task or task.endswith(".py")))] = "auto"
     fields:Annotated[tuple[str,...]|None, Setting(
-        "columns of the fields that the task reads, if named differently: question=Problem answer=Solution",
+        "columns of the fields that the task reads, if named differently: question=Problem answer=Solution; "
+        "'question=Subject + Body' joins two",
         pairs=True, changes_tokens=True, for_evaluation=True)] = None
     system_prompt:Annotated[str|None, Setting(
         "system text before each conversation, instead of the task's own; None: the task's",
