@@ -114,6 +114,9 @@ def _row_files(folder:Path, domain:str|None)->list[Path]:
     "The files with rows below a folder, relative to it; `SftError` if there are none"
     files, others = sort_files(folder)
     where = shorten_path(folder)
+    if model := next((p for p in files if p.name in ("adapter_config.json", "tokenizer_config.json")), None):
+        raise SftError(where, f"it holds a run or a model: {model}", "a folder with rows",
+                       command(f"ls {shell_quote(folder)}") | "name the file of rows in {train_file}")
     if not files:
         kinds = sorted({Path(name).suffix.lower() for name, why in others.items() if why != "hidden"} - {""})
         found = f"there is no file with rows in this folder{', only ' if kinds else ''}{', '.join(kinds[:4])}"

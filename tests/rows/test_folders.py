@@ -108,3 +108,11 @@ def test_frequent_characters_are_those_of_the_standards():
     "3,755 of level 1 of GB 2312, and 5,401 of level 1 of Big5"
     assert len(_frequent_letters("gb2312", 0xb0, 0xd7)) == 3755
     assert len(_frequent_letters("big5", 0xa4, 0xc6)) == 5401
+
+
+def test_a_folder_of_runs_has_no_rows(tmp_path):
+    (tmp_path/"runs/one/adapter").mkdir(parents=True)
+    (tmp_path/"runs/one/metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    (tmp_path/"runs/one/adapter/adapter_config.json").write_text('{"r": 16}')
+    with pytest.raises(SftError, match="it holds a run or a model: one/adapter/adapter_config.json; a folder with rows"):
+        prepare(load_config(task="chat", train_file=str(tmp_path/"runs")))
