@@ -114,5 +114,5 @@ def test_a_folder_of_runs_has_no_rows(tmp_path):
     (tmp_path/"runs/one/adapter").mkdir(parents=True)
     (tmp_path/"runs/one/metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
     (tmp_path/"runs/one/adapter/adapter_config.json").write_text('{"r": 16}')
-    with pytest.raises(SftError, match="it holds a run or a model: one/adapter/adapter_config.json; a folder with rows"):
+    with pytest.raises(SftError, match="it holds a run or a model: one/adapter/adapter_config.json; a folder"):
         prepare(load_config(task="chat", train_file=str(tmp_path/"runs")))
