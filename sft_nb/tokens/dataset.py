@@ -622,7 +622,7 @@ def _say_what_is_learned(one:dict, facts:dict)->str:
         if facts["response_template"]: return f"what follows {facts['response_template']!r} in the text"
         return f"all of {answers}" if answers else "whole texts"
     if one["format"] == "tokens": return "the tokens that their labels do not mask"
-    if not answers: return "answers that are made from several columns"
+    if not answers: return one.get("says", "answers that are made from several columns")
     if answers == prompts: return ("the last answer" if facts["turns"] == "last" else "the answers") + f" in {answers}"
     return f"{answers}, as the answer to {prompts}" if prompts else answers
 
@@ -704,4 +704,6 @@ def data_report(cfg:Config, task:Task, tokenizer, train:Split, eval:Split|None)-
         if counts.longest_dropped or counts.shortened:
             title += f"; max_length {counts.length_of_most:,} would keep 99% of the tokens"
     facts = _learning_facts(cfg, train, eval, Template(tokenizer))
+    for one in facts["learned"]:
+        if one["format"] == task.name and hasattr(task, "learns"): one["says"] = task.learns
     return Report(title, figures, find_all(cfg, tokenizer, train, eval), summary=_learning_summary(facts), facts=facts)

@@ -100,6 +100,7 @@ def message_calls(m:dict)->list[dict]:
 class Tools:
     "Conversations with functions to call"
     name, fields, own_rows = "tools", (), False
+    learns = "the answers up to the last call of each row; what follows it is left out"   # said in the report
 
     def rows(self, split:str, *, n:int|None=None, seed:int=42)->list[dict]: raise no_rows_error(self.name, split)
 
