@@ -71,6 +71,7 @@ def count_call_flaws(
     for flaw, first in call_flaws(messages).items():
         seen.call_flaws[flaw] = seen.call_flaws.get(flaw, 0) + 1
         seen.examples.setdefault(flaw, f"{first} ({place})")
+        if seen.call_flaws[flaw] <= _NAMED_ROWS: seen.examples[f"{flaw} at {place}"] = first
 
 # %% ../../nbs/16_extras/23_text_findings.ipynb #txf00009
 _SHARE = .05   # share of inspected rows above which a flaw of their texts is reported
@@ -228,6 +229,9 @@ def find_in_calls(
     name:str,   # train or eval
 )->list[Finding]:
     "A warning for each kind of flaw in the tool calls of the rows"
+    flaws, fix = s.seen.call_flaws, as_fix("correct these rows, or leave them out")
+    at = [key.partition(" at ")[2] for flaw in flaws for key in s.seen.examples if key.startswith(f"{flaw} at ")]
+    if flaws and len(at) == sum(flaws.values()):   # one file, as `drop_rows` takes one
+        fix = as_fix("correct these rows") | fix_to_leave_out(s, [*dict.fromkeys(at)], "broken_calls")
     return [warn(f"{n:,} of {pluralise(s.n_read, 'row')} with {CALL_FLAWS[flaw]}, the first: {s.seen.examples[flaw]}",
-                 "correct these rows, or leave them out", check=f"{name}_{flaw}")
-            for flaw, n in s.seen.call_flaws.items()]
+                 fix, check=f"{name}_{flaw}") for flaw, n in flaws.items()]

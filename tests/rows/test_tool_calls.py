@@ -1,6 +1,7 @@
 "The calls of a conversation against its tools"
 import copy
 import json
+import subprocess
 
 import pytest
 
@@ -72,3 +73,16 @@ def test_definitions_without_a_name_or_with_other_types():
     messages = [dict(role="user", content="Hi"), dict(role="assistant", content="Hello")]
     for name in (None, ["f"], {}): assert call_flaws([messages[0] | dict(tools=[dict(name=name)]), messages[1]]) == {}
     assert argument_problem(dict(a=1), SCHEMA | dict(required=[{}, "b"])) == "b is missing"
+
+
+def test_rows_whose_calls_do_not_fit_are_left_out_by_one_command(tmp_path):
+    rows = [change(lambda messages: None), with_call(name="g"), change(lambda messages: messages.pop(2))]
+    (tmp_path/"calls.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    cfg = dict(task="chat", train_file=str(tmp_path/"calls.jsonl"), eval_samples=0)
+    says = {f.check: str(f.fix) for f in prepare(load_config(**cfg)).report.findings}
+    fix = says["train_unknown_function"]
+    assert fix == says["train_call_without_result"] and fix.startswith("correct these rows, or sed -n '2p;3p' ")
+    command = fix.partition("or ")[2].partition(", then")[0]
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True)
+    left = prepare(load_config(**cfg, drop_rows=str(tmp_path/"broken_calls.jsonl")))
+    assert len(left.train) == 1 and "train_unknown_function" not in {f.check for f in left.report.findings}
