@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import replace
 
+import psutil
 import pytest
 from learner import learner, values, weights
 
@@ -106,11 +107,16 @@ def test_a_preflight_that_fails_says_so_in_the_parent(tmp_path):
     assert refused.status.state == "failed"
 
 
-def test_a_process_that_does_not_listen_is_killed(tmp_path):
+def test_a_suspended_process_is_continued_and_stops_and_one_that_stays_suspended_is_killed(tmp_path, monkeypatch):
     run = launch(small(tmp_path, run_name="deaf", max_steps=5000, num_train_epochs=900))
     until(lambda: len(run.metrics()) > 1)
     os.kill(run.owner(), signal.SIGSTOP)
-    assert run.stop(timeout=1.) == "killed" and run.launched() is None
+    assert run.stop(timeout=120.) == "stopped" and run.launched() is None
+    before, again = len(run.metrics()), run.resume()
+    until(lambda: len(run.metrics()) > before and again.owner())
+    os.kill(again.owner(), signal.SIGSTOP)
+    monkeypatch.setattr(psutil.Process, "send_signal", lambda self, number: None)   # nothing reaches it
+    assert again.stop(timeout=1.) == "killed" and again.launched() is None
 
 
 COMMAND = [sys.executable, "-c", "import sys; from sft_nb.cli import main; sys.exit(main())"]
