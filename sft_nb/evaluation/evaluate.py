@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['KNOWS_THE_FORM', 'WITH_THOUGHTS', 'BaseAndTuned', 'Evaluator', 'training_rows', 'rows_in_words',
-           'detectable_in_words', 'change_in_words', 'gains_in_words', 'fallen_in_words', 'scores_table',
-           'scored_with_thoughts', 'Evaluation', 'evaluation_settings', 'held_out', 'make_evaluator', 'evaluate',
-           'known_forgetting', 'save_evaluation']
+           'detectable_in_words', 'change_in_words', 'gains_in_words', 'fallen_in_words', 'answer_findings',
+           'scores_table', 'scored_with_thoughts', 'Evaluation', 'evaluation_settings', 'held_out', 'make_evaluator',
+           'evaluate', 'known_forgetting', 'save_evaluation']
 
 # %% ../../nbs/12_evaluation/05_evaluate.ipynb #4bb0b66c
 import difflib, math, time
@@ -92,6 +92,9 @@ class Evaluator:
 
     @cached_property
     def baselines(self)->Baselines: return Baselines(self.questions.by, trivial_answers(self.questions))
+
+    @property
+    def trained_on(self)->int: return _count_trained_rows(self.target, self.questions.chats)
 
     def compare_time(self,
         p:Progress,
@@ -270,6 +273,20 @@ def fallen_in_words(
              for name, d in fallen.items()]
     return f"the loss is lower, and the answers are worse: {', '.join(words)}"
 
+def answer_findings(
+    before:Scores|None,   # of the base, or of another model; None: there is none
+    after:Scores, by:str,
+    trained_on:int=0,     # rows that ask what a training row asks
+)->list[Finding]:
+    "Warnings: rows that were trained on, and answers that got worse beside a lower loss"
+    found, fallen = [], before and fallen_in_words(before, after, by)
+    if trained_on:
+        text = f"{trained_on:,} of {pluralise(after.n, 'row')} ask what a training row asks: not held out"
+        found.append(warn(text, "name rows that were not trained on in {eval_file}", check="trained_on"))
+    fix = "fewer steps or a smaller {learning_rate}; the answers show what changed"
+    if fallen: found.append(warn(fallen, fix, check="answers_worse"))
+    return found
+
 _SHARES = ("95% interval", "in the expected form", "stopped by itself")   # headings of three columns
 
 def scores_table(
@@ -360,14 +377,8 @@ class Evaluation(SavedResult):
     @property
     def findings(self)->list[Finding]:
         "One answer to most questions, a gain over the base alone, and answers that got worse beside a lower loss"
-        found, fallen = find_trivial(self.tuned, self.baselines), ""
-        if self.base is not None: fallen = fallen_in_words(self.base, self.tuned, self.by)
-        fix = "fewer steps or a smaller {learning_rate}; the answers below show what changed"
-        if fallen: found.append(warn(fallen, fix, check="answers_worse"))
-        if self.trained_on:
-            text = f"{self.trained_on:,} of {pluralise(self.tuned.n, 'row')} ask what a training row asks: not held out"
-            found.insert(0, warn(text, "name rows that were not trained on in {eval_file}", check="trained_on"))
-        return found
+        found = answer_findings(self.base, self.tuned, self.by, self.trained_on)
+        return [*found, *find_trivial(self.tuned, self.baselines)]
     @property
     def notes(self)->list[str]:
         "The gain, the cost in general texts, and whether a server got the same prompts"
@@ -559,7 +570,7 @@ def evaluate(
     run, models, base, stored, forgotten = target.run, BaseAndTuned(evaluator.bench, target.weights), None, None, None
     baselines = evaluator.baselines
     of_run = {} if run is None else dict(weights=weights_digest(target.weights), second_round=target.base_in_words,
-                                         trained_on=_count_trained_rows(target, questions.chats))
+                                         trained_on=evaluator.trained_on)
     if run is not None and target.checkpoint == "adapter": of_run["earlier"] = earlier_adapter(run)
     if server is not None and general:
         raise ConfigError(f"server {server.url}", "it cannot compute the loss of general texts", "answers only",

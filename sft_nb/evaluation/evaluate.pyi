@@ -66,6 +66,9 @@ class Evaluator:
     @cached_property
     def baselines(self) -> Baselines: ...
 
+    @property
+    def trained_on(self) -> int: ...
+
     def compare_time(self, p: Progress, *, began: float) -> None:
         """After the first batch, a line if answers to all rows take more than a quarter of the training
         
@@ -137,6 +140,13 @@ def fallen_in_words(base: Scores, tuned: Scores, by: str) -> str:
     
     Args:
         by: the figure to compare by"""
+
+def answer_findings(before: Scores | None, after: Scores, by: str, trained_on: int=0) -> list[Finding]:
+    """Warnings: rows that were trained on, and answers that got worse beside a lower loss
+    
+    Args:
+        before: of the base, or of another model; None: there is none
+        trained_on: rows that ask what a training row asks"""
 
 def scores_table(scores: list[Scores], *, by: str='accuracy', baselines: Baselines | None=None) -> Table:
     """A line for each model, with a bar and an interval, and one for the best trivial answer where it matters

@@ -30,7 +30,7 @@ from .perplexity import Forgetting, forgetting, general_examples
 from .generations import group_table, LEADING, paired, SavedResult, Scores, with_unit
 from .trivial import Baselines, find_trivial
 from .evaluate import (
-    change_in_words, detectable_in_words, Evaluation, gains_in_words, make_evaluator,
+    answer_findings, change_in_words, detectable_in_words, Evaluation, gains_in_words, make_evaluator,
     rows_in_words, save_evaluation, scored_with_thoughts, WITH_THOUGHTS)
 
 if TYPE_CHECKING: from pandas import DataFrame
@@ -105,6 +105,7 @@ class Sweep(Ranking):
     weights:dict[str,str]=field(default_factory=dict)    # all checkpoints in the run -> `weights_digest`
     baselines:Baselines|None=None   # trivial answers, and the base with examples; None: not known
     stored:Scores|None=None         # the base in 4 or 8 bits, if it is worse than `base`
+    trained_on:int=0                # rows that ask what a training row asks
 
     @property
     def models(self)->dict[str,Scores]:
@@ -161,8 +162,8 @@ class Sweep(Ranking):
     @property
     def findings(self)->list[Finding]:
         "Warnings about the best checkpoint: a trivial answer is as good, or the one with the lowest loss is worse"
-        lowest = compare_with_lowest_loss(self)
-        return [*find_trivial(self.checkpoints[self.best], self.baselines),
+        lowest, best = compare_with_lowest_loss(self), self.checkpoints[self.best]
+        return [*answer_findings(self.base, best, self.by, self.trained_on), *find_trivial(best, self.baselines),
                 *([lowest] if lowest and lowest.status != "ok" else [])]
 
     def table(self)->"DataFrame":
@@ -246,7 +247,7 @@ class Sweep(Ranking):
         return cls(d["run"], d["by"], Scores.from_dict(d["base"]), scores, forgotten, d["lowest_loss"],
                    d.get("left_out", {}), d.get("weights", {}),
                    d.get("baselines") and Baselines.from_dict(d["baselines"]),
-                   d.get("stored") and Scores.from_dict(d["stored"]))
+                   d.get("stored") and Scores.from_dict(d["stored"]), d.get("trained_on", 0))
 
 def compare_with_lowest_loss(e:Sweep)->Finding|None:
     "Is the checkpoint with the lowest loss as good as the best by score? None: there was no held-out loss"
@@ -323,7 +324,7 @@ def sweep(
 
     base = scores.pop("base")
     swept = Sweep(target.name, questions.by, base, scores, forgotten, target.run.lowest_loss(), questions.left_out,
-                  weights, evaluator.baselines, stored)
+                  weights, evaluator.baselines, stored, evaluator.trained_on)
     if server is None:
         made = evaluator.baselines_of(base, scores[swept.best], swapper.base)
         swept = replace(swept, baselines=made)

@@ -64,6 +64,7 @@ class Sweep(Ranking):
     weights: dict[str, str] = ...
     baselines: Baselines | None = None
     stored: Scores | None = None
+    trained_on: int = 0
     name_column: str
     in_json: tuple[str, str, str]
     again: str

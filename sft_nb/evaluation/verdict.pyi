@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from sft_nb.base.view import View as View
 from sft_nb.base.view import Viewable as Viewable
+from sft_nb.evaluation.generations import Scores as Scores
 from sft_nb.evaluation.perplexity import Forgetting as Forgetting
 from sft_nb.evaluation.statistics import Difference as Difference
+from sft_nb.evaluation.trivial import Baselines as Baselines
 from sft_nb.runs.directory import Run as Run
 from typing import Any
 from typing import Literal
@@ -44,6 +46,19 @@ def decide(d: Difference, *, min_gain: float=0.0, max_forgetting: float | None=N
         over_trivial: tuned minus the best trivial answer, corrected alike
         over: its name
         beside: what `d` compares with"""
+
+def judge(before: Scores, after: Scores, by: str, d: Difference, *, baselines: Baselines | None=None, over_trivial: Difference | None=None, trained_on: int=0, alike: list[str] | None=None, **limits: Any) -> Verdict:
+    """As `decide`, and not better if the answers speak against a lower loss, or if the rows were trained on
+    
+    Args:
+        before: of the base, or of another model; and of the tuned one
+        after: of the base, or of another model; and of the tuned one
+        by: the figure, and how much it gained
+        d: the figure, and how much it gained
+        over_trivial: the gain over the best trivial answer, if corrected for a choice
+        trained_on: rows that ask what a training row asks
+        alike: reports of answers that are nearly all the same wrong one; None: from the answers
+        limits: as for `decide`"""
 
 def verdict(run: Run | str | Path, *, min_gain: float=0.0, max_forgetting: float | None=None, checkpoint: str | None=None, trust_remote_code: bool=False, general: bool | str | Path=False, cluster: str | None=None, shots: int=3, reuse: bool=True, progress: bool=True, server: str | None=None, served: str | None=None, rows_of: Run | None=None, metrics: dict[Any, Any] | None=None, by: str | None=None, task: str | Any | None=None, fields: tuple[str, ...] | None | str | Sequence[str] | Mapping[str, Any] | None=None, system_prompt: str | None | None=None, eval_file: tuple[str, ...] | None | str | Sequence[str] | Path | None=None, data_format: Literal['auto', 'messages', 'sharegpt', 'alpaca', 'prompt_completion', 'question_answer', 'text', 'preference', 'alpaca_prompt', 'alpaca_chat', 'jeopardy', 'tokens', 'segments', 'openai_preference', 'stored_completion', 'vertex'] | None=None, response_template: str | None | None=None, chat_template: str | None | None=None, chat_template_kwargs: tuple[str, ...] | None | str | Sequence[str] | Mapping[str, Any] | None=None, eval_samples: int | None=None, max_length: int | None=None, on_bad_row: Literal['error', 'drop'] | None=None, device: Literal['auto', 'cpu', 'mps', 'cuda'] | None=None, dtype: Literal['auto', 'bfloat16', 'float16', 'float32'] | Any | None=None, attn_implementation: str | None=None, device_map: str | None | None=None, per_device_eval_batch_size: int | None=None, max_new_tokens: int | None=None, batch_size: int | None=None) -> Verdict:
     """Is the tuned model better? Known answers are read, others are generated

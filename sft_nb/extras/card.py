@@ -28,9 +28,9 @@ from ..runs.checkpoint import MANIFEST
 from ..runs.directory import check_permissions, open_run, Run, SYSTEM_PROMPT_FILE
 from ..runs.metrics import curves_html
 from ..runs.provenance import base_folder, changes
-from ..evaluation.evaluate import Evaluation, fallen_in_words, known_forgetting
+from ..evaluation.evaluate import Evaluation, known_forgetting
 from ..evaluation.generations import Answer, LEADING, Scores
-from ..evaluation.verdict import decide, SEEN
+from ..evaluation.verdict import judge, SEEN
 from .datasets import is_hub_dataset
 from .html_report import page_html
 
@@ -93,7 +93,7 @@ def hash_answers(
 
 _OF_SCORES = "model accuracy interval correct n answered ended figures scales answers splits_thoughts".split()
 _OF_EVALUATION = ("run checkpoint by difference base tuned stored forgotten left_out weights is_full baselines "
-                  "why_stored").split()
+                  "why_stored trained_on").split()
 
 def evaluation_in_card(
     e:Evaluation,   # of `hash_answers`
@@ -130,7 +130,7 @@ class Card(Viewable):
     training:dict=field(default_factory=dict)    # losses, norms, learning rates by step; settings changed since; time
     scores:dict=field(default_factory=dict)      # an evaluation with hashes for texts; empty: not evaluated
     not_scored:str=""                            # why there are no scores
-    warned:list=field(default_factory=list)      # findings: check, status, says
+    warned:list=field(default_factory=list)      # findings: check, status, says; of: scores, if of the evaluation
     overridden:str=""                            # failed checks in spite of which it was trained
     commands:dict=field(default_factory=dict)    # repeat, verify, and one for each server
 
@@ -148,16 +148,15 @@ class Card(Viewable):
         trivial = next((f.says for f in e.findings if f.check == "trivial"), "")
         if trivial: return f"{score}; {trivial}", "warn"
         if e.base is None: return score, "ok"
-        over = e.baselines and e.baselines.over_best(e.tuned)
-        trivial = dict(over_trivial=over, over=e.baselines.best.name) if over else {}
-        found = decide(e.difference, forgotten=e.forgotten, **trivial)
+        alike = [f["says"] for f in self.warned if f["check"] == "one_answer" and f.get("of") == "scores"]
+        found = judge(e.base, e.tuned, e.by, e.difference, baselines=e.baselines, trained_on=e.trained_on, alike=alike,
+                      forgotten=e.forgotten)
         than, status = " than its base" if found.says in ("better", "worse") else "", SEEN[found.says]
         says = f"{found.says}{than}"
         if e.by == "loss" and than: says = f"{'lower' if found.says == 'better' else 'higher'}{than}"
         if status == "ok" and (any(f["check"] == "one_answer" for f in self.warned) or
                                e.by in LEADING and _has_answers(e) and not e.tuned.correct): status = "warn"
-        if fallen := fallen_in_words(e.base, e.tuned, e.by): status = "warn"
-        return "; ".join(filter(None, [score, f"{says}: {found.reason}", fallen])), status
+        return f"{score}; {says}: {found.reason}", status
 
     def view(self)->View:
         try:
@@ -311,7 +310,7 @@ def _scores_of(run:Run, checkpoint:str)->tuple[dict,str,list[dict]]:
     e = Evaluation.load(file)
     if why := e.outdated(run): return {}, f"the known scores are outdated: {why}", []
     e = replace(e, forgotten=known_forgetting(run, e))
-    found = [dict(check=f.check, status=f.status, says=f.says) for f in e.findings if f.status == "warn"]
+    found = [dict(check=f.check, status=f.status, says=f.says, of="scores") for f in e.findings if f.status == "warn"]
     return evaluation_in_card(hash_answers(e)), "", found
 
 def _serving_commands(name:str, base:str, result:str)->dict[str,str]:

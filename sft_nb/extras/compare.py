@@ -19,7 +19,7 @@ from ..runs.locate import find_target
 from ..evaluation.statistics import correct_for_choice, Difference
 from ..evaluation.generations import paired, Scores
 from ..evaluation.evaluate import evaluate, Evaluation, scores_table
-from ..evaluation.verdict import decide, SEEN, Verdict
+from ..evaluation.verdict import judge, SEEN, Verdict
 
 # %% ../../nbs/16_extras/35_compare.ipynb #dc7975f0
 @dataclass(frozen=True, repr=False)
@@ -33,16 +33,13 @@ class Comparison(Viewable):
     @cached_property
     def verdict(self)->Verdict:
         "Is B better than A, and than the best trivial answer?"
-        baselines = self.b.baselines
-        if baselines is None or baselines.by != self.b.by: return decide(self.difference, beside="A")
-        over = baselines.over_best(self.b.tuned)
-        return decide(self.difference, over_trivial=over, over=baselines.best.name if over else "",
-                      beside="A")
+        return judge(self.a.tuned, self.b.tuned, self.b.by, self.difference, baselines=self.b.baselines,
+                     trained_on=self.b.trained_on, beside="A")
 
     @property
     def headline(self)->str:
-        text = self.verdict.says
-        if text == "not enough": return f"B is not better than {self.verdict.over}"
+        text, over = self.verdict.says, self.verdict.over_trivial
+        if text == "not enough": return f"B is not better than {self.verdict.over if over and over.high < 0 else 'A'}"
         return f"B is {text}" if text in ("better", "worse") else "cannot tell which is better"
     @property
     def notes(self)->list[str]:

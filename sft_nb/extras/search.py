@@ -21,7 +21,7 @@ from ..base.display import format_change, with_png
 from ..base.files import read_json, write_atomically
 from ..base.installation import is_installed
 from ..base.progress import log
-from ..base.report import command, ConfigError, edit, error_summary, pluralise, shell_quote, SftError
+from ..base.report import command, ConfigError, edit, error_summary, Finding, pluralise, shell_quote, SftError
 from ..config.settings import full_name, SETTINGS
 from ..config.load import Config, load_config
 from ..tokens.dataset import Data
@@ -263,6 +263,11 @@ class Search(Ranking):
         pairs = {name: correct_for_choice(paired(s, best, self.by), len(self.scores))
                  for name, s in self.scores.items() if s is not best}
         return [name for name, d in pairs.items() if d.p >= .05]
+
+    @property
+    def findings(self)->list[Finding]:
+        "Warnings about the best run: one answer to most questions, or answers that got worse beside a lower loss"
+        return self.swept.findings if self.scores else []
 
     def at_the_edge(self)->dict[str,str]:
         "Settings of which the best value is the smallest or largest number that was tried"

@@ -16,7 +16,9 @@ from sft_nb.evaluation.generations import Answer, Scores
 from sft_nb.extras.card import (
     card_page, Card, evaluation_in_card, hash_answers, hub_metadata, keep_card, last_names, make_card, readme_block,
     write_card)
-from sft_nb.evaluation.verdict import _with_remarks, decide
+from sft_nb.evaluation.sweep import Sweep
+from sft_nb.extras.compare import Comparison
+from sft_nb.evaluation.verdict import decide, judge
 from sft_nb.runs.directory import Run
 from sft_nb.training.train import train
 
@@ -85,14 +87,25 @@ def test_a_lower_loss_without_right_answers_is_no_success(of_ada):
     first, status = card.result_in_words
     assert first.startswith("0 of 40 answers as expected, word for word, f1 0.1, loss 3.195 (95% interval ")
     assert "; lower than its base: loss -6" in first and status == "warn"
+    alike = [dict(check=f.check, status=f.status, says=f.says, of="scores") for f in e.findings]
+    told, status = replace(card, warned=alike).result_in_words
+    assert "; not enough: loss -6" in told and "40 of 40 answers are 'b'" in told and status == "warn"
     fallen = replace(e, base=scores(9., "a", f1=.5))
     first, status = replace(card, scores=evaluation_in_card(hash_answers(fallen))).result_in_words
     assert "; the loss is lower, and the answers are worse: f1 -" in first and status == "warn"
-    assert [f.check for f in fallen.findings] == [*(f.check for f in e.findings), "answers_worse"]
+    assert [f.check for f in fallen.findings] == ["answers_worse", *(f.check for f in e.findings)]
     for of, remark in ((fallen, "the answers are worse: f1 -"), (e, "40 of 40 answers are 'b'")):
-        better = decide(of.difference)
-        made = _with_remarks(better, of.base, of.tuned, "loss", 0)
+        better, made = decide(of.difference), judge(of.base, of.tuned, "loss", of.difference)
         assert (better.says, made.says, made.exit_code) == ("better", "not enough", 1) and remark in made.reason
+        compared = Comparison(replace(of, tuned=of.base), of, of.difference)
+        assert compared.headline == "B is not better than A" and remark in str(compared)
+        swept = Sweep("r", "loss", of.base, {"checkpoint-1": of.base, "checkpoint-2": of.tuned})
+        assert swept.best == "checkpoint-2" and remark in str(swept)
+    half = replace(e, base=scores(9., "a", f1=.1), tuned=replace(e.tuned, answers=[
+        replace(a, text=f"word {k}", correct=True) for k, a in enumerate(e.tuned.answers)]))
+    for n, says in ((0, "better"), (2, "better"), (3, "cannot tell")):   # of 40 rows
+        assert judge(half.base, half.tuned, "loss", half.difference, trained_on=n).says == says
+    assert "3 of 40 rows ask what a training row asks: not held out" in str(replace(swept, trained_on=3))
 
 
 def test_a_base_that_no_server_knows_is_served_merged(of_ada):
