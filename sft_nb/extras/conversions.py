@@ -409,11 +409,15 @@ def swift_defaults(given:FileSettings)->dict:
     return found | (dict(eval_steps=given["save_steps"]) if given.holds_out() and not is_set else {})
 
 # %% ../../nbs/16_extras/02_conversions.ipynb #a3c5e2a6
-_PREFERENCES = dict(dpo="DPO", ipo="IPO", orpo="ORPO", kto="KTO", simpo="SimPO", bco="BCO", cpo="CPO")
+_PREFERENCES = dict(dpo="DPO", ipo="IPO", orpo="ORPO", kto="KTO", simpo="SimPO", bco="BCO", cpo="CPO",
+                    xpo="XPO", tpo="TPO", nash_md="Nash-MD")
 _REWARDS = dict(grpo="GRPO", gdpo="GDPO", ppo="PPO", rloo="RLOO", ebft="energy-based fine-tuning",
                 online_dpo="online DPO", gspo="GSPO")
 
 _TUNE_FIRST = "fine-tune first, then see the recipe from_here_to_preferences"
+_OTHER_STAGES = dict(
+    pt="pretraining on raw text", **dict.fromkeys(("rm", "reward", "prm"), "the training of a reward model"),
+    **dict.fromkeys(("gkd", "gold", "minillm", "distillation"), "distillation from another model's scores"))
 
 @conversion
 def _read_rl(v, given:FileSettings)->Meaning:
@@ -421,7 +425,7 @@ def _read_rl(v, given:FileSettings)->Meaning:
     name = str(v).lower()
     if name in _PREFERENCES: return other_method(f"preference training ({_PREFERENCES[name]})", _TUNE_FIRST)
     if name in _REWARDS: return other_method(f"reinforcement learning ({_REWARDS[name]})")
-    return other_method(dict(pt="pretraining on raw text", rm="the training of a reward model").get(name, name))
+    return other_method(_OTHER_STAGES.get(name, name))
 
 # %% ../../nbs/16_extras/02_conversions.ipynb #75d96ff8
 def _read_optim(v, given:FileSettings)->Meaning|None:
