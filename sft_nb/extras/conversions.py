@@ -139,6 +139,16 @@ def read_truncation(v, given:FileSettings)->Meaning:
     return maps_to(cut_side=sides[v]) if v in sides else refused("keep_start or keep_end", edit(cut_side="end"))
 
 @conversion
+def _read_template_path(v, given:FileSettings)->Meaning:
+    "chat_template: a file, or that of a folder with a tokenizer; a model of the hub is refused"
+    inside = f"{v}/chat_template.jinja"
+    if str(v).endswith((".jinja", ".jinja2", ".j2")) or given.find_file(v): return maps_to(chat_template=v)
+    if given.find_file(inside): return maps_to(chat_template=inside)
+    text = f"AutoTokenizer.from_pretrained({str(v)!r}).chat_template"
+    return refused("the chat template of another model is not fetched",
+                   f"name a file in {{chat_template}} that holds {text}")
+
+@conversion
 def _read_text_field(v, given:FileSettings)->Meaning:
     "fields = text=COLUMN"
     return maps_to(fields=(f"text={v}",))

@@ -267,6 +267,8 @@ MEANS = [   # a file, what is added to it, and some of its settings
     (LLAMA_FACTORY, "template: qwen3_nothink", dict(chat_template=None)),
     (LLAMA_FACTORY, "template: empty", dict(chat_template="none")),
     (TRL, "chat_template_path: mine.jinja\neos_token: <|im_end|>", dict(chat_template="mine.jinja")),
+    (TRL, "activation_checkpointing: true\nactivation_checkpointing_kwargs: {every_n_layers: 2}",
+     dict(gradient_checkpointing=True)),
     # rows
     (TRL, "dataset_config: main\ndataset_train_split: train[:1%]",
      dict(train_file=("trl-lib/Capybara:main:train[:1%]",))),
@@ -532,6 +534,13 @@ def test_every_key_has_a_meaning_in_words():
     assert keys["use_eaft"] == "refused: it trains with another loss" and keys["lr"] == "learning_rate"
     assert keys["batch_size"] == "per_device_train_batch_size"
     assert keys["batch_size (Axolotl)"] == "effective_batch_size"
+
+
+def test_the_chat_template_of_a_folder(tmp_path):
+    "TRL takes the folder of a tokenizer for it"
+    (tmp_path/"its").mkdir()
+    (tmp_path/"its/chat_template.jinja").write_text("{{ messages }}")
+    assert Path(load(tmp_path, TRL + "chat_template_path: its\n").chat_template).name == "chat_template.jinja"
 
 
 def test_all_problems_come_at_once(tmp_path):
@@ -863,7 +872,16 @@ REFUSED = [   # a file, what is added to it, what its refusal has, and a setting
     (AXOLOTL.replace("type: chat", "drop_system_message: true, type: chat"), "",
      "Fix: leave drop_system_message out: a system message is a part of the prompt", ""),
     (TRL, "accelerate_config: mine/eight.yaml", "a file of accelerate is not read", "num_processes: 2"),
-    (TRL, "packing: true\npacking_strategy: wrapped", "rows stay whole. Fix: leave packing_strategy out", "")]
+    (TRL, "packing: true\npacking_strategy: wrapped", "rows stay whole. Fix: leave packing_strategy out", ""),
+    (TRL, "chat_template_path: HuggingFaceTB/SmolLM3-3B",
+     r"another model is not fetched. Fix: name a file in chat_template that holds AutoTokenizer.from_pretrained\(.*3B'",
+     ""),
+    (AXOLOTL.replace("type: chat", "train_on_eot: last, type: chat"), "", "Fix: train_on_eot: turn, as every", ""),
+    (AXOLOTL.replace("type: chat", "field_thinking: thoughts, type: chat"), "",
+     "one of reasoning_content, reasoning, thinking. Fix: rename that key", ""),
+    (AXOLOTL, "adapter: lora\nlora_rank_pattern: {q_proj: 32}", "some layers would have another rank", ""),
+    (AXOLOTL, "use_onebitllms: true", "a number format that is not supported", ""),
+    (AXOLOTL, "nvfp4_merge_aware: true", "a number format that is not supported", "")]
 
 
 @pytest.mark.parametrize("text, more, says, beside", REFUSED, ids=range(len(REFUSED)))
