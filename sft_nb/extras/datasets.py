@@ -375,17 +375,23 @@ def read_dataset_names(v, given:FileSettings, setting:str="train_file")->Meaning
 @conversion
 def _read_swift_datasets(v, given:FileSettings, setting:str="train_file")->Meaning:
     "train_file: name:subset#500 is the first 500 rows of it"
-    names, files, drawn = [str(one) for one in (v.split() if isinstance(v, str) else v)], [], []
+    names, files, drawn, is_elsewhere = [str(one) for one in (v.split() if isinstance(v, str) else v)], [], [], False
     others = [name for name in names if "self-cognition" not in name]
     if others != names:
         fix = Fix(dict(dataset=others)) if others else "write them into a copy of the rows, and name it in {dataset}"
         return refused("rows of self-cognition have {{NAME}} and {{AUTHOR}}, which are not filled in", fix)
     for name in names:
-        name, _, n = re.sub("^(HF|MS)::", "", name).partition("#")
+        hub, name, n = re.fullmatch("(HF::|MS::|)([^#]*)#?(.*)", name).groups()
         if n and not n.isdigit(): return refused("a whole number after #", f"{{{setting}}} NAME#500")
         if n: drawn.append(n)
         folder, _, subset = name.partition(":")
-        if subset and is_hub_dataset(folder): name = f"{folder}:{subset}:train"
-        files.append(_with_limit(name, f"[:{n}]" if n else ""))
+        if not is_hub_dataset(folder): subset = ""
+        elif hub != "HF::" and is_off(given.written.get("use_hf")): is_elsewhere = True
+        if "/" in subset and n: return refused("a number of rows is of one subset", f"{{{setting}}} NAME:SUBSET#500")
+        parts = [f"{folder}:{part}:train" for part in subset.split("/")] if subset else [name]
+        files += [_with_limit(part, f"[:{n}]" if n else "") for part in parts]
     note = f"the first {', '.join(drawn)} rows, in the order of the file" if drawn else ""
-    return maps_to(note, **{setting: tuple(files)})
+    is_drawn = drawn and not is_off(given.written.get("dataset_shuffle", True))
+    notes = [note + ", where ms-swift draws them at random" if is_drawn else note,
+             "of the Hugging Face hub, not of ModelScope" if is_elsewhere else ""]
+    return maps_to("; ".join(filter(None, notes)), **{setting: tuple(files)})

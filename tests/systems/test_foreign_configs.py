@@ -126,8 +126,15 @@ MEANS = [   # a file, what is added to it, and some of its settings
           model="Qwen/Qwen3-4B", train_on_turns="last", init_lora_weights="pissa")),
     (SWIFT, "loss_scale: all\nattn_impl: flash_attn\ndeepspeed: zero3_offload\nuse_chat_template: false",
      dict(train_on_prompt=True, attn_implementation="auto", deepspeed="zero3", chat_template="none")),
-    (SWIFT, "enable_thinking: false\ntrain_dataloader_shuffle: false",
+    (SWIFT, "enable_thinking: false\ntrain_dataloader_shuffle: false\ndataset_shuffle: false",
      dict(chat_template_kwargs=("enable_thinking=False",), shuffle=False)),
+    (SWIFT, "train_dataloader_shuffle: false", dict(shuffle=True)),   # the dataset is shuffled
+    (SWIFT, "packing: true\npacking_strategy: binpack\nmax_length: 2048\npacking_length: 4096\n"
+     "per_device_train_batch_size: 2", dict(max_length=2048, max_tokens_per_batch=8192)),
+    (SWIFT, "columns: {Ask: query, Say: response}\ntemplate: chatml\nis_binary_loss_scale: true",
+     dict(fields=("question=Ask", "answer=Say"), chat_template="chatml")),
+    (SWIFT.replace("u/rows#500", "'u/rows:a/b'"), "enable_channel_loss: true\neval_metric: nlg",
+     dict(train_file=("u/rows:a:train", "u/rows:b:train"))),
     # reasoning
     (LLAMA_FACTORY, "template: qwen3\nenable_thinking: false",
      dict(reasoning="drop", chat_template_kwargs=("enable_thinking=False",))),
@@ -767,6 +774,16 @@ def test_a_file_of_accelerate_is_one_sentence(tmp_path):
         load(tmp_path, text)
 
 
+def test_what_swift_does_where_a_key_is_left_out_is_told(tmp_path):
+    "From 4.3.1 on it leaves an empty <think> block out of the loss, and its longest row is the model's"
+    told = table(load(tmp_path, SWIFT))
+    for part in ("without max_length: rows may be as long", "without disable_ignore_empty_think: an empty <think>",
+                 "500 rows, in the order of the file, where ms-swift draws them at random; of the Hugging Face"):
+        assert part in told, told
+    told = table(load(tmp_path, SWIFT.replace("u/rows", "HF::u/rows") + "max_length: 99\nenable_thinking: false\n"))
+    assert "without" not in told and "ModelScope" not in told
+
+
 def test_swifts_command_line():
     from sft_nb.cli.options import Option, parse
     line = """--model Qwen/Qwen2.5-7B-Instruct --train_type lora --dataset u/x:en#500 u/y#20 --torch_dtype bfloat16
@@ -863,6 +880,12 @@ REFUSED = [   # a file, what is added to it, what its refusal has, and a setting
      "{{NAME}} and {{AUTHOR}}.*Fix: dataset: .*u/rows", ""),
     (SWIFT.replace("u/rows#500", "swift/self-cognition"), "", "Fix: write them into a copy of the rows", ""),
     (SWIFT, "loss_type: loss_scale", "not supported here. Fix: leave loss_type out", ""),
+    (SWIFT, "template: default", "its text is not known here. Fix: name a file in chat_template", ""),
+    (SWIFT, "max_pixels: 1003520", "images, video or sound", ""),
+    (SWIFT, "init_weights: lora-ga\nlora_ga_iters: 2", "from gradients of the rows. Fix: init_weights: pissa", ""),
+    (SWIFT.replace("u/rows#500", "'u/rows:a/b#500'"), "", "is of one subset. Fix: train_file NAME:SUBSET#500", ""),
+    (SWIFT.replace("tuner_type: lora", "tuner_type: reft\nreft_rank: 4"), "",
+     "^[^\n]*reft is another way to train[^\n]*$", "method: lora"),
     (SWIFT, "new_special_tokens: none.txt", "there is no such file", "train_tokens: [<a>]"),
     (SWIFT, "teacher_model: u/big", "distillation", ""),
     (LLAMA_FACTORY, "mix_strategy: interleave_under\ninterleave_probs: 0.3,0.7", "Fix: mix_strategy: concat", ""),
