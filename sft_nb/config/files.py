@@ -344,7 +344,10 @@ def entries_of(
         elif name not in merged or known.is_known(name, tool): problems.append(found)
     return entries, problems
 
-def read_yaml_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
+def read_yaml_config(
+    path:Path,
+    tool:str="",   # whose file it is; empty: its names tell
+)->tuple[list[SettingEntry],list[ConfigError]]:
     "The settings of a YAML file, and an error for each unknown name; ConfigError if it cannot be read"
     import yaml
     text = ""
@@ -374,7 +377,7 @@ def read_yaml_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
         raise _no_settings_error(path, text, error_summary(e)) from e
 
     if other := known_names().unread_file(values, str(path)): raise other
-    entries, more = entries_of(values, path, lines=lines, merged=merged)
+    entries, more = entries_of(values, path, lines=lines, merged=merged, tool=tool)
     return entries, problems + more
 
 # %% ../../nbs/01_config/03_files.ipynb #5971286c

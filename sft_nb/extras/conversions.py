@@ -139,6 +139,16 @@ def read_truncation(v, given:FileSettings)->Meaning:
     return maps_to(cut_side=sides[v]) if v in sides else refused("keep_start or keep_end", edit(cut_side="end"))
 
 @conversion
+def _read_template_path(v, given:FileSettings)->Meaning:
+    "chat_template: a file, or that of a folder with a tokenizer; a model of the hub is refused"
+    inside = f"{v}/chat_template.jinja"
+    if str(v).endswith((".jinja", ".jinja2", ".j2")) or given.find_file(v): return maps_to(chat_template=v)
+    if given.find_file(inside): return maps_to(chat_template=inside)
+    text = f"AutoTokenizer.from_pretrained({str(v)!r}).chat_template"
+    return refused("the chat template of another model is not fetched",
+                   f"name a file in {{chat_template}} that holds {text}")
+
+@conversion
 def _read_text_field(v, given:FileSettings)->Meaning:
     "fields = text=COLUMN"
     return maps_to(fields=(f"text={v}",))
@@ -409,11 +419,15 @@ def swift_defaults(given:FileSettings)->dict:
     return found | (dict(eval_steps=given["save_steps"]) if given.holds_out() and not is_set else {})
 
 # %% ../../nbs/16_extras/02_conversions.ipynb #a3c5e2a6
-_PREFERENCES = dict(dpo="DPO", ipo="IPO", orpo="ORPO", kto="KTO", simpo="SimPO", bco="BCO", cpo="CPO")
+_PREFERENCES = dict(dpo="DPO", ipo="IPO", orpo="ORPO", kto="KTO", simpo="SimPO", bco="BCO", cpo="CPO",
+                    xpo="XPO", tpo="TPO", nash_md="Nash-MD")
 _REWARDS = dict(grpo="GRPO", gdpo="GDPO", ppo="PPO", rloo="RLOO", ebft="energy-based fine-tuning",
                 online_dpo="online DPO", gspo="GSPO")
 
 _TUNE_FIRST = "fine-tune first, then see the recipe from_here_to_preferences"
+_OTHER_STAGES = dict(
+    pt="pretraining on raw text", **dict.fromkeys(("rm", "reward", "prm"), "the training of a reward model"),
+    **dict.fromkeys(("gkd", "gold", "minillm", "distillation"), "distillation from another model's scores"))
 
 @conversion
 def _read_rl(v, given:FileSettings)->Meaning:
@@ -421,7 +435,7 @@ def _read_rl(v, given:FileSettings)->Meaning:
     name = str(v).lower()
     if name in _PREFERENCES: return other_method(f"preference training ({_PREFERENCES[name]})", _TUNE_FIRST)
     if name in _REWARDS: return other_method(f"reinforcement learning ({_REWARDS[name]})")
-    return other_method(dict(pt="pretraining on raw text", rm="the training of a reward model").get(name, name))
+    return other_method(_OTHER_STAGES.get(name, name))
 
 # %% ../../nbs/16_extras/02_conversions.ipynb #75d96ff8
 def _read_optim(v, given:FileSettings)->Meaning|None:

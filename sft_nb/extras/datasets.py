@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.report import edit, Fix
+from ..rows.messages import REASONING_KEYS
 from ..rows.settings import FILE_SUFFIXES
 from .meanings import (
     accepted, conversion, FileSettings, is_off, Meaning, maps_to, other_method, read_toml, refused)
@@ -148,7 +149,10 @@ def _unknown_in_entry(one:dict)->list[str]:
     for role, names in (one.get("roles") or {}).items():
         odd = [name for name in names or () if name not in _ROLES.get(role, ())]
         if odd: found.append(f"the role {odd[0]} of {role}")
-    if one.get("train_on_eos") not in (None, "turn"): found.append(f"train_on_eos {one['train_on_eos']}")
+    for name in ("train_on_eos", "train_on_eot"):
+        if one.get(name) not in (None, "turn"): found.append(f"{name} {one[name]}")
+    if (key := one.get("field_thinking")) not in (None, *REASONING_KEYS):
+        found.append(f"field_thinking {key}, and not one of {', '.join(REASONING_KEYS)}")
     if (key := one.get("message_field_training")) not in (None, *_LOSS_KEYS):
         found.append(f"message_field_training {key}, and not one of {', '.join(_LOSS_KEYS)}")
     if one.get("shards") and one.get("shards_idx") is not None: found.append("a part of the rows (shards)")
@@ -224,8 +228,11 @@ def read_datasets(
         fix = "type: chat_template for each; columns such as instruction and output are read by their names"
     if any(one.get("message_field_training") not in (None, *_LOSS_KEYS) for one in entries):
         fix = "rename that key of the messages to train"
-    if any(one.get("train_on_eos") not in (None, "turn") for one in entries):
-        fix = "train_on_eos: turn, as every answer that is learned ends with its token"
+    for name in ("train_on_eos", "train_on_eot"):
+        if any(one.get(name) not in (None, "turn") for one in entries):
+            fix = f"{name}: turn, as every answer that is learned ends with its token"
+    if any(one.startswith("field_thinking") for one in odd):
+        fix = f"rename that key of the messages to {REASONING_KEYS[0]}"
     if "drop_system_message" in odd: fix = "leave drop_system_message out: a system message is a part of the prompt"
     if any(one.startswith("roles_to_train") for one in odd): fix = "leave roles_to_train out: answers are learned"
     if any(one.startswith("type ") for one in odd): fix = "write the rows with the columns prompt and completion"

@@ -95,7 +95,11 @@ def _read_sharding(launcher:list[str], near:list[Path])->dict[str,Any]:
     return {name: v for name, v in values.items() if v is not None}
 
 _SUBCOMMANDS = ("sft", "rlhf", "pt", "train", "train_sft")
-_PROGRAMS = ("swift", "megatron", "llamafactory-cli", "axolotl", "trl")
+_PROGRAMS = {"swift": "ms-swift", "megatron": "", "llamafactory-cli": "llama-factory", "axolotl": "axolotl",
+             "trl": "trl"}   # program -> tool
+# commands and scripts of TRL, of the handbook and others that train something else: trl dpo, run_orpo.py
+_METHODS = re.compile("(?:run_|async_)?(dpo|ipo|kto|orpo|cpo|simpo|bco|xpo|tpo|nash_md|online_dpo|grpo|rloo|ppo|gkd|"
+                      "gold|minillm|distillation|reward|prm)(?:_.*)?")
 _NO_TRAINING = {   # their commands that do not train: what does the same here
     **dict.fromkeys("infer app deploy chat inference api webchat vllm-serve rollout sample".split(), "sft_nb chat RUN"),
     **dict.fromkeys(("export", "merge-lora"), "sft_nb merge RUN"),
@@ -112,9 +116,19 @@ def _split_command(words:list[str])->tuple[list[str],list[str]]:
     for k, word in enumerate(words):
         if word in ("-m", "--module") and k + 1 < len(words): return words[:k + 2], words[k + 2:]
         is_value = k and words[k - 1].startswith("--")   # as in --split train
-        if word.endswith(".py") or not is_value and word.rpartition(".")[2] in _SUBCOMMANDS:
+        of_trl = k and Path(words[k - 1]).name == "trl" and _METHODS.fullmatch(word)
+        if word.endswith(".py") or of_trl or not is_value and word.rpartition(".")[2] in _SUBCOMMANDS:
             return words[:k + 1], words[k + 1:]
     return [], words
+
+def _asked_by_name(launcher:list[str])->tuple[str,dict[str,str]]:
+    "The tool whose program this is, or an empty text, and what its command says as an option of it would"
+    tool = next((_PROGRAMS[name] for word in launcher if (name := Path(word).name) in _PROGRAMS), "")
+    name = Path(launcher[-1]).stem if launcher else ""
+    if name == "pt": return tool, dict(stage="pt")
+    if name == "rlhf": return tool, dict(rlhf_type="dpo")   # its default
+    method = _METHODS.fullmatch(name)
+    return tool, dict(stage=method[1]) if method else {}
 
 def _option_values(options:list[str])->tuple[dict[str,Any],list[str]]:
     "The options of a command, `--name value` or `name=value`, as a file has them, and the words before the first"
@@ -164,27 +178,31 @@ def read_shell_config(path:Path)->tuple[list[SettingEntry],list[ConfigError]]:
     if name and not launcher: raise ConfigError(f"{path}:{first}", f"{name} does not train", "", command(ours))
     values, alone = _option_values(options)
     named = values.pop("config", None) or next((word for word in alone if word.endswith((".yaml", ".yml"))), None)
+    tool, asked = _asked_by_name(launcher)
     if not values and not named:
         raise ConfigError(str(path), "no command in it has options", fix="write the settings in YAML: max_length: 512")
     near, lines = (path.parent, Path.cwd(), *path.absolute().parents[:4]), text.splitlines()
     numbers = {name: next((n for n in range(first, len(lines) + 1) if name in lines[n - 1]), first) for name in values}
-    entries, problems, tool = [], [], ""
+    entries, problems = [], []
     if named:
         file = next((p for folder in near if (p := folder/str(named)).is_file()), None)
         if file is None:
             raise ConfigError(f"{path}:{first}", f"its settings are in {named}, which is not there", "",
                               command(f"sft_nb config --config {shell_quote(Path(str(named)).name)}"))
-        entries, problems = read_yaml_config(file)
+        entries, problems = read_yaml_config(file, tool)
         entries = [replace(entry, rank=IMPORTED) for entry in entries]
-        tool = next((entry.tool for entry in entries if entry.tool), "")
-    elif other := known_names().unread_file(_as_nested(values), str(path)): raise other
+        tool = next((entry.tool for entry in entries if entry.tool), tool)
+    else:
+        megatron = dict(tensor_model_parallel_size=1) if "megatron" in map(os.path.basename, launcher) else {}
+        if other := known_names().unread_file(megatron | _as_nested(values), str(path)): raise other
     unset = {name: v for name, v in values.items() if re.search(r"\$[\w{(]", str(v))}
     for name, v in unset.items():
         problems.append(ConfigError(f"{path}:{numbers[name]}", f"--{name} is {v}, which the script does not set", "",
                                     f"write its value: --{name} VALUE"))
     values = {name: v for name, v in values.items() if name not in unset}
-    if launcher[-1:] == ["pt"]: values["stage"] = "pt"   # not an option there, but a command
-    own, more = entries_of(values, path, lines=numbers, tool=tool)
+    said = {plain_name(name) for name in values} | {plain_name(entry.name) for entry in entries}
+    asked = {name: v for name, v in asked.items() if name not in said}   # not an option there, but a command
+    own, more = entries_of(values | asked, path, lines=numbers | dict.fromkeys(asked, first), tool=tool)
     launched = {}
     try: launched = _read_sharding(launcher, near)
     except ConfigError as e: problems.append(e)

@@ -267,6 +267,8 @@ MEANS = [   # a file, what is added to it, and some of its settings
     (LLAMA_FACTORY, "template: qwen3_nothink", dict(chat_template=None)),
     (LLAMA_FACTORY, "template: empty", dict(chat_template="none")),
     (TRL, "chat_template_path: mine.jinja\neos_token: <|im_end|>", dict(chat_template="mine.jinja")),
+    (TRL, "activation_checkpointing: true\nactivation_checkpointing_kwargs: {every_n_layers: 2}",
+     dict(gradient_checkpointing=True)),
     # rows
     (TRL, "dataset_config: main\ndataset_train_split: train[:1%]",
      dict(train_file=("trl-lib/Capybara:main:train[:1%]",))),
@@ -532,6 +534,13 @@ def test_every_key_has_a_meaning_in_words():
     assert keys["use_eaft"] == "refused: it trains with another loss" and keys["lr"] == "learning_rate"
     assert keys["batch_size"] == "per_device_train_batch_size"
     assert keys["batch_size (Axolotl)"] == "effective_batch_size"
+
+
+def test_the_chat_template_of_a_folder(tmp_path):
+    "TRL takes the folder of a tokenizer for it"
+    (tmp_path/"its").mkdir()
+    (tmp_path/"its/chat_template.jinja").write_text("{{ messages }}")
+    assert Path(load(tmp_path, TRL + "chat_template_path: its\n").chat_template).name == "chat_template.jinja"
 
 
 def test_all_problems_come_at_once(tmp_path):
@@ -805,6 +814,43 @@ def test_a_shell_script_is_read(tmp_path):
     with pytest.raises(ConfigError, match="bytes.sh"): load_config(tmp_path/"bytes.sh")
 
 
+@pytest.mark.parametrize("line, wanted", [
+    ("swift sft --model u/m --dataset u/x", dict(method="lora", learning_rate=1e-4, weight_decay=.1, lora_r=8)),
+    ("llamafactory-cli train --model_name_or_path u/m --dataset u/x", dict(method="lora", learning_rate=5e-5)),
+    ("trl sft --model_name_or_path u/m", dict(method="full", learning_rate=2e-5, max_length=1024)),
+    ("axolotl train theirs.yaml --learning-rate 1e-3", dict(method="full", learning_rate=1e-3, max_length=512)),
+    ("axolotl train plain.yaml", dict(method="full", max_length=512)), ("swift sft plain.yaml", dict(weight_decay=.1))])
+def test_a_program_says_whose_defaults_hold(tmp_path, line, wanted):
+    "Also where no option is one that only its files have"
+    (tmp_path/"theirs.yaml").write_text(AXOLOTL)
+    (tmp_path/"plain.yaml").write_text("model: u/m\nnum_epochs: 1\n")
+    cfg = load(tmp_path, line, "train.sh")
+    assert {k: getattr(cfg, k) for k in wanted} == wanted
+
+
+@pytest.mark.parametrize("command, says", [
+    ("trl dpo", r"stage = 'dpo' asks for preference training \(DPO\)"), ("trl kto", r"\(KTO\)"),
+    ("trl reward", "the training of a reward model"), ("accelerate launch trl/scripts/grpo_vlm.py", r"\(GRPO\)"),
+    ("python examples/scripts/reward_modeling.py", "a reward model"), ("python scripts/run_orpo.py", r"\(ORPO\)"),
+    ("python trl/experimental/gkd/gkd.py", "distillation"), ("python examples/scripts/nash_md.py", r"\(Nash-MD\)")])
+def test_a_command_that_trains_something_else_is_not_read_as_fine_tuning(tmp_path, command, says):
+    "Its options can be the same: trl dpo --model_name_or_path u/m --dataset_name u/x"
+    with pytest.raises(ConfigError, match=says):
+        load(tmp_path, f"{command} --model_name_or_path u/m --dataset_name u/x", "train.sh")
+    (tmp_path/"theirs.yaml").write_text(TRL)
+    with pytest.raises(ConfigError, match=says): load(tmp_path, f"{command} --config theirs.yaml", "train.sh")
+
+
+def test_swifts_and_megatrons_other_commands(tmp_path):
+    options = "--model u/m --dataset u/x --learning_rate 1e-4"
+    with pytest.raises(ConfigError, match=r"preference training \(DPO\)"):
+        load(tmp_path, f"swift rlhf {options}", "a.sh")
+    with pytest.raises(ConfigError, match=r"asks for reinforcement learning \(GRPO\);"):
+        load(tmp_path, f"swift rlhf {options} --rlhf_type grpo", "a.sh")
+    with pytest.raises(ConfigError, match="a config of Megatron, which is not read"):
+        load(tmp_path, f"megatron sft {options}", "a.sh")
+
+
 REFUSED = [   # a file, what is added to it, what its refusal has, and a setting beside it with which it is read
     (LLAMA_FACTORY, "finetuning_type: oft", "another way to train a part of the weights", "method: lora"),
     (LLAMA_FACTORY, "quantization_bit: 3", "a base is quantised to 4 or 8 bits. Fix: quantization_bit: 4", ""),
@@ -826,7 +872,16 @@ REFUSED = [   # a file, what is added to it, what its refusal has, and a setting
     (AXOLOTL.replace("type: chat", "drop_system_message: true, type: chat"), "",
      "Fix: leave drop_system_message out: a system message is a part of the prompt", ""),
     (TRL, "accelerate_config: mine/eight.yaml", "a file of accelerate is not read", "num_processes: 2"),
-    (TRL, "packing: true\npacking_strategy: wrapped", "rows stay whole. Fix: leave packing_strategy out", "")]
+    (TRL, "packing: true\npacking_strategy: wrapped", "rows stay whole. Fix: leave packing_strategy out", ""),
+    (TRL, "chat_template_path: HuggingFaceTB/SmolLM3-3B",
+     r"another model is not fetched. Fix: name a file in chat_template that holds AutoTokenizer.from_pretrained\(.*3B'",
+     ""),
+    (AXOLOTL.replace("type: chat", "train_on_eot: last, type: chat"), "", "Fix: train_on_eot: turn, as every", ""),
+    (AXOLOTL.replace("type: chat", "field_thinking: thoughts, type: chat"), "",
+     "one of reasoning_content, reasoning, thinking. Fix: rename that key", ""),
+    (AXOLOTL, "adapter: lora\nlora_rank_pattern: {q_proj: 32}", "some layers would have another rank", ""),
+    (AXOLOTL, "use_onebitllms: true", "a number format that is not supported", ""),
+    (AXOLOTL, "nvfp4_merge_aware: true", "a number format that is not supported", "")]
 
 
 @pytest.mark.parametrize("text, more, says, beside", REFUSED, ids=range(len(REFUSED)))
