@@ -212,7 +212,7 @@ def test_what_is_proposed_teaches_the_answer(name):
 
 
 def test_the_log_of_an_api_teaches_the_message_and_tells_which_answers_were_cut():
-    choice = dict(finish_reason="length", index=0, message=dict(role="assistant", content="42 is", refusal=None))
+    choice = dict(finish_reason="length", index=0, message=dict(role="assistant", content="{k} is", refusal=None))
     rows = [with_number(dict(request=dict(messages=[USER]), response=dict(id="c{k}", choices=[choice | dict(
         finish_reason="length" if k % 4 == 0 else "stop")])), k) for k in range(12)]
     with pytest.raises(SftError) as e: read(rows)
