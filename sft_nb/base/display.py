@@ -145,7 +145,7 @@ def table_text(
         names.remove(hidden[-1])
     if table.wraps:
         while sum(widths) + 2 * len(widths) - 2 > width and max(widths) > 10: widths[widths.index(max(widths))] -= 1
-        wrapped = [[textwrap.wrap(cell, w) for cell, w in zip(row, widths)] for row in rows]
+        wrapped = [[textwrap.wrap(cell, w, break_on_hyphens=False) for cell, w in zip(row, widths)] for row in rows]
         rows = [line for row in wrapped for line in zip_longest(*row, fillvalue="")]
     lines = [[f"{c:<{w}}" if is_left else f"{c:>{w}}" for c, w, is_left in zip(row, widths, left)] for row in rows]
     note = textwrap.wrap(f"not shown: {', '.join(hidden)} ({table.others})", width) if hidden else []

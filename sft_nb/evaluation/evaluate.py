@@ -630,4 +630,5 @@ def save_evaluation(e:Evaluation, evaluator:Evaluator)->None:
         if trackers := extension("trackers"): trackers.send_evaluation(e, run)
         else: log("sft_nb: trackers do not get the scores: that needs sft_nb.extras, which is missing")
     card = extension("card")
-    if card and not other and e.checkpoint == "adapter": card.keep_card(run)
+    if card and not other and e.checkpoint == "adapter" and card.keep_card(run):
+        log("sft_nb: its card has these scores: adapter/README.md")

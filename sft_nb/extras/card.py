@@ -462,10 +462,13 @@ def write_card(
     write_atomically(beside/README, readme_text(card, earlier))
     return card
 
-def keep_card(run:Run, **how)->None:
+def keep_card(run:Run, **how)->bool:   # was it written?
     "`write_card`, for the end of a training, an evaluation or a merge: what goes wrong is a line, and no more"
     try: write_card(run, **how)
-    except Exception as e: log(f"sft_nb: no card of {run.name} was written ({error_summary(e)})")
+    except Exception as e:
+        log(f"sft_nb: no card of {run.name} was written ({error_summary(e)})")
+        return False
+    return True
 
 # %% ../../nbs/16_extras/41_card.ipynb #cd0pag02
 def scores_chart(

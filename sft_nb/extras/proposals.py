@@ -22,9 +22,9 @@ from ..config.load import Config
 from ..tasks.core import get_task, Task
 from ..tokens.conversations import applied_fields
 from .message_shapes import split_turns
-from sft_nb.extras.column_roles import (
-    choice_columns, column_groups, field_of, has_role, is_answer_name, is_mixed_name, name_rank, names_answers,
-    singular_words)
+from .column_roles import (
+    choice_columns, column_groups, field_of, has_role, is_answer_name, is_metadata, is_mixed_name, name_rank,
+    names_answers, singular_words)
 
 # %% ../../nbs/16_extras/26_proposals.ipynb #1244a7ec
 _REFERENCE = re.compile(   # a link, an address, a date, an id, the name of a file
@@ -119,6 +119,8 @@ class SampledColumns:
         return outer if is_told else last
     def is_metadata(self, column)->bool:
         is_translated = fold_case(column) == "source" and self.has_target
+        last = str(column).rpartition(".")[2]
+        if self.outer[column] != column and is_metadata(last): return True   # response.choices[0].finish_reason
         return self.kinds[column] == "reference" or has_role(self.name_of(column), "neither") and not is_translated
 
     def named(self, role:str, *kinds:str)->list[str]:
@@ -313,6 +315,9 @@ def propose_fields(
     found = next(([pairs] for pairs in proposals if works(pairs)), None)
     if found is None: found = [p for p in _questions_and_answers(columns, fields or wanted, labels) if p and works(p)]
     for pairs in found: _add_reasoning(columns, pairs, fields, optional)
+    for pairs in found if not fields else ():   # a whole message has its calls and its reasoning, too
+        whole = {f: c.removesuffix(".content") for f, c in pairs.items() if f == "completion"}
+        if whole and works(pairs | whole): pairs |= whole
     found.sort(key=lambda pairs: not {*optional} & {*pairs} if not fields else 0)   # a thought belongs to its answer
     fixes = [edit(fields=(*given, *(f"{f}={c}" for f, c in pairs.items()))) for pairs in found]
     return reduce(operator.or_, fixes) if fixes else None

@@ -46,6 +46,7 @@ def argument_problem(
 # %% ../../nbs/16_extras/22_tool_calls.ipynb #calls009
 CALL_FLAWS = dict(   # name -> what is in a row with it
     unknown_function="a call of a function that is not among the tools",
+    undefined_function="a call of a function, and neither tools nor a text before it that name the function",
     arguments="a call with arguments that the function's parameters do not allow",
     result_without_call="a result whose id no call has",
     call_without_result="a call without its result")
@@ -65,6 +66,7 @@ def call_flaws(
             isinstance(part, dict) for part in parameters.values()): parameters = dict(properties=parameters)   # xLAM
         functions[function["name"]] = parameters
     calls, results, known = [], [], set()   # of the latest answer with calls; ids of all calls
+    told, called = [str(messages[0].get("tools") or "")], set()   # texts so far; names of functions
     for m in messages:
         if m["role"] == "tool":
             results.append(m)
@@ -78,9 +80,13 @@ def call_flaws(
             found.setdefault("call_without_result", calls[0]["function"]["name"])
         calls, results = m.get("tool_calls") or [], []
         known |= _call_ids(calls)
-        for call in calls if functions else ():
+        for call in calls:
             name, arguments = call["function"]["name"], call["function"].get("arguments") or {}
-            if name not in functions: found.setdefault("unknown_function", name)
+            if not functions:
+                if name not in called and name not in "\n".join(told): found.setdefault("undefined_function", name)
+            elif name not in functions: found.setdefault("unknown_function", name)
             elif problem := argument_problem(arguments, functions[name]):
                 found.setdefault("arguments", f"{name}: {problem}")
+            called.add(name)
+        told.append(str(m["content"]))
     return found

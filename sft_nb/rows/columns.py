@@ -82,6 +82,20 @@ def _explain_wrong_column(row:dict, given:dict[str,str], wrong:dict[str,str], re
     fix = as_fix(f"name one of the columns in {{fields}}: {field}=...")
     return found.format(column, field), f"the columns are {join_names(list(row))}", fix
 
+def _rest_of(
+    path:str, value,    # response, and what it holds
+    parts:list[str],    # response.choices[0].message
+)->dict:                # response.id and response.choices[0].finish_reason, with their values
+    "Texts in a nested value beside the parts that are read"
+    if path in parts: return {}
+    if not any(part.startswith((f"{path}.", f"{path}[")) for part in parts):
+        return {path: value} if any(map(str.isalpha, str(value))) else {}
+    if isinstance(value, dict): inside = {f"{path}.{k}": v for k, v in value.items() if k != "role"}
+    else:   # of a list, the entry that is read
+        listed = {f"{path}[{k}]": v for k, v in enumerate(value)} if isinstance(value, list) else {}
+        inside = {name: v for name, v in listed.items() if any(part.startswith(name) for part in parts)}
+    return {name: v for found in inside.items() for name, v in _rest_of(*found, parts).items()}
+
 class ColumnRenamer:
     "Renames the columns of a row to fields; `SftError` for a row without a required column"
     def __init__(self,
@@ -113,9 +127,7 @@ class ColumnRenamer:
                 parts = [part for part in _joined_columns(column)
                          if part == name or re.match(rf"{re.escape(str(name))}[.\[]", part)]
                 if not parts or name in self.given.values(): others[name] = whole
-                elif isinstance(whole, dict) and name not in parts:   # what else it holds
-                    others |= {f"{name}.{k}": v for k, v in whole.items() if not any(
-                        part.startswith(f"{name}.{k}") for part in parts) and any(map(str.isalpha, str(v)))}
+                else: others |= _rest_of(name, whole, parts)
             row = others | {column: value}
         return row
 

@@ -36,7 +36,7 @@ def column_words(column)->list[str]:
 
 def join_names(names:list[str], most:int=6)->str:
     "Names in one string: the first ones, and how many more there are"
-    shown = ", ".join(str(n)[:30] for n in names[:most])
+    shown = ", ".join(str(n)[:60] for n in names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"
 
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")

@@ -33,6 +33,7 @@ _SIDES = ("train", "training", "data", "dataset", "rows", "messages")   # words 
 
 def default_run_stem(task:str, files:list[str]|None)->str:
     "The subject of a run: its task; for any chat, the name of its rows"
+    if (module := task.partition(":")[0]).endswith(".py"): return Path(module).stem
     if task not in ("auto", "chat") or files is None: return "arithmetic" if task == "auto" else task.replace(":", ".")
     path = Path(files[0].split(":")[0])
     name = path.stem.partition(".")[0]

@@ -157,7 +157,7 @@ PROPOSED = dict(   # name -> row, settings of the first fix, learned of the firs
     hub_viewer=(dict(row_idx="{k}", row=dict(messages=[USER, ANSWER])), "messages=row.messages", FIRST, "What is 0"),
     api_log=(dict(request=dict(model="m", messages=[USER]), response=dict(choices=[dict(
         index=0, message=ANSWER, finish_reason="stop")])),
-             "prompt=request.messages completion=response.choices[0].message.content", FIRST, "What is 0"),
+             "prompt=request.messages completion=response.choices[0].message", FIRST, "What is 0"),
     bird=(dict(db_id="d", question=Q, evidence="id {k}", SQL="SELECT {k}"), "answer=SQL context=evidence", "SELECT 0",
           "id 0"),
     langsmith=(dict(id="{k}", inputs=dict(question=Q), outputs=dict(answer=A)),
@@ -209,6 +209,18 @@ def test_what_is_proposed_teaches_the_answer(name):
     assert e.value.fix.settings == dict(fields=tuple(re.split(r" (?=\w+=)", fields)))
     data = read(row, **e.value.fix.settings)
     assert learned(data)[0] == answer and part in prompt(data)
+
+
+def test_the_log_of_an_api_teaches_the_message_and_tells_which_answers_were_cut():
+    choice = dict(finish_reason="length", index=0, message=dict(role="assistant", content="{k} is", refusal=None))
+    rows = [with_number(dict(request=dict(messages=[USER]), response=dict(id="c{k}", choices=[choice | dict(
+        finish_reason="length" if k % 4 == 0 else "stop")])), k) for k in range(12)]
+    with pytest.raises(SftError) as e: read(rows)
+    assert e.value.fix.settings["fields"] == ("prompt=request.messages", "completion=response.choices[0].message")
+    data = read(rows, **e.value.fix.settings)
+    found = {f.check: f.says for f in data.report.findings if f.status == "warn"}
+    assert found["train_rejected"].endswith("response.choices[0].finish_reason: length in 3 rows")
+    assert "train_columns" not in found
 
 
 def test_what_only_begins_like_messages_is_a_text():
