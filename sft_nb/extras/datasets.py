@@ -315,6 +315,11 @@ def _read_description(name:str, described:dict, folder:Path)->tuple[str,dict,lis
     odd = [f"{name} has {c}" for c in ("images", "videos", "audios", "kto_tag") if columns.get(c)]
     if described.get("ranking"): odd.append(f"{name} has preferences")
     if described.get("script_url"): odd.append(f"{name} is loaded by a script")
+    for key in ("folder", "cloud_file_name"):
+        if described.get(key): odd.append(f"{name} has a {key}")
+    for key, role in tags.items():   # user_tag: human, assistant_tag: gpt ...
+        ours = dict(user_tag="user", assistant_tag="assistant", observation_tag="tool", system_tag="system").get(key)
+        if ours and role not in _ROLES[ours]: odd.append(f"{name} has messages of the role {role}")
     place = dict(path=described.get("hf_hub_url") or described.get("ms_hub_url") or described.get("script_url"),
                  name=described.get("subset"), split=described.get("split"), revision=described.get("revision"))
     file = dataset_files(place)[0] if place["path"] else str(folder/str(described.get("file_name", f"{name}.json")))
@@ -347,17 +352,19 @@ def read_dataset_names(v, given:FileSettings, setting:str="train_file")->Meaning
     limit = given.written.get("max_samples")
     if setting == "train_file" and isinstance(limit, int) and limit > 0: limit = f"[:{limit}]"
     else: limit = ""
-    files, settings, odd, guessed = [], [], [], []
+    files, settings, odd, guessed, drawn = [], [], [], [], []
     for name in names:
         if name in info and isinstance(info[name], dict):
             file, wanted, wrong = _read_description(name, info[name], folder)
             settings.append(wanted)
             odd += wrong
+            if info[name].get("num_samples"): drawn.append(name)
         elif str(given.written.get("dataset_dir", "")).upper() == "ONLINE" or "/" in name: file = name
         elif Path(name).suffix in FILE_SUFFIXES: file = name   # --dataset also accepts a file
         else:
             if folder is not None and info: odd.append(f"{name} is not in {folder/'dataset_info.json'}")
-            file = f"{given.written.get('dataset_dir') or 'data'}/{name}.json"
+            place = re.sub("^REMOTE:", "hf://datasets/", str(given.written.get("dataset_dir") or "data"))
+            file = f"{place}/{name}.json"
             guessed.append(file)
         files.append(_with_limit(file, limit))
     if odd: return refused("; ".join(odd), f"name files in {{{setting}}}")
@@ -369,6 +376,7 @@ def read_dataset_names(v, given:FileSettings, setting:str="train_file")->Meaning
         sets["data_format"] = formats.pop() if len(formats) == 1 else "auto"
         if fields: sets["fields"] = fields
     note = f"there is no dataset_info.json, so it is assumed to be in {', '.join(guessed)}" if guessed else ""
+    if drawn: note = f"the first num_samples rows of {', '.join(drawn)}, which LLaMA-Factory draws at random"
     return Meaning(note, sets)
 
 # %% ../../nbs/16_extras/01_datasets.ipynb #463c6ae4

@@ -565,6 +565,8 @@ def test_dataset_info(tmp_path):
         talk=dict(hf_hub_url="u/talk", formatting="sharegpt", subset="en", split="dev", num_samples=5,
                   columns=dict(messages="conversations"), tags=dict(role_tag="from", content_tag="value")),
         pairs=dict(file_name="p.json", ranking=True), seen=dict(file_name="i.json", columns=dict(images="images")),
+        inside=dict(hf_hub_url="u/big", folder="en"), cloud=dict(cloud_file_name="s3://a.json"), named=dict(
+            file_name="n.json", formatting="sharegpt", tags=dict(user_tag="Guest", assistant_tag="gpt")),
         other=dict(file_name="o.json", columns=dict(prompt="ask")), odd=dict(
             script_url="x", formatting="sharegpt", tags=dict(role_tag="who", content_tag="says")))
     (tmp_path/"data").mkdir()
@@ -575,12 +577,19 @@ def test_dataset_info(tmp_path):
     assert cfg.train_file == (f"{tmp_path}/data/mine.json[:10]",) and cfg.data_format == "alpaca"
     assert cfg.fields == ("instruction=question", "output=answer", "system=who")
     cfg = loaded("'mine, talk'")
+    assert "the first num_samples rows of talk, which LLaMA-Factory draws at random" in table(cfg)
     assert (cfg.train_file[1], cfg.data_format) == ("u/talk:en:dev[:5]", "auto")
     for names, says in (("pairs", "preferences"), ("seen", "images"), ("odd", "loaded by a script"),
+                        ("inside", "inside has a folder"), ("cloud", "has a cloud_file_name"), ("named", "role Guest"),
                         ("nobody", "not in"), ("mine,other", "different names")):
         with pytest.raises(ConfigError, match=says): loaded(names)
     (tmp_path/"data/dataset_info.json").write_text("[")
     assert loaded("mine").train_file == ("data/mine.json",)
+
+
+def test_rows_of_a_folder_on_the_hub(tmp_path):
+    file = LLAMA_FACTORY.replace("u/rows", "identity") + "dataset_dir: REMOTE:llamafactory/demo_data\n"
+    assert load(tmp_path, file).train_file == ("hf://datasets/llamafactory/demo_data/identity.json",)
 
 
 def test_anchors_merges_and_helpers(tmp_path):
@@ -706,6 +715,10 @@ OTHER_TOOLS = [   # a file of a tool that is not read, as its documentation has 
      dict(model="u/m", train_file="u/x", method="lora", learning_rate=1e-4)),
     ("OLMo-core", "train_module: {optim: {lr: 1e-4}}\ntrainer: {max_duration: {value: 2}}",
      dict(learning_rate=1e-4, num_train_epochs=2)),
+    ("Megatron", "model: u/m\ndataset: u/x\nuse_mca: true\ngradient_accumulation_steps: 8\nlr_warmup_fraction: 0.05\n"
+                 "min_lr: 1e-6\nsplit_dataset_ratio: 0.01\nclip_grad: 0.5",
+     dict(gradient_accumulation_steps=8, warmup_steps=.05, lr_scheduler_type="cosine_with_min_lr", eval_fraction=.01,
+          lr_scheduler_kwargs=("min_lr=1e-06",), max_grad_norm=.5)),
     ("NeMo", "exp_manager: {name: x}\nmodel: {restore_from_path: m, peft: {peft_scheme: lora, lora_tuning: "
              "{adapter_dim: 64, alpha: 128}}}", dict(model="m", method="lora", lora_r=64, lora_alpha=128)),
     ("OpenRLHF", "pretrain: u/m\nmax_len: 99\ninput_key: ask\noutput_key: reply",
@@ -756,6 +769,16 @@ def test_what_a_proposed_line_lacks_is_named(tmp_path):
             "loss: {_component_: y}\nepochs: 1")
     with pytest.raises(ConfigError, match="the line is without dataset.packed, optimizer._component_. Fix"):
         load(tmp_path, text)
+
+
+@pytest.mark.parametrize("text, lost", [
+    ("model: u/m\nmodel_class: llm\ntrain_dataset: data/v1_dpo_demo.yaml\noptim_config: {name: muon}",
+     "train_dataset, optim_config.name"),
+    ("model: u/m\ndataset: [u/x, u/y]\ntensor_model_parallel_size: 2", "dataset"),
+    ("model: u/m\ndataset: 'u/x#500'\ntrain_iters: 9", "dataset")])
+def test_rows_and_an_optimiser_that_a_proposed_line_lacks_are_named(tmp_path, text, lost):
+    with pytest.raises(ConfigError, match=f"the line is without {lost}. Fix") as e: load(tmp_path, text)
+    assert "train_file" not in e.value.fix.settings
 
 
 def test_a_file_that_says_nothing_that_is_known_here(tmp_path):
