@@ -99,10 +99,13 @@ def read_times_per_epoch(v, given:FileSettings, *,
 
 # %% ../../nbs/16_extras/02_conversions.ipynb #f28d1b17
 @conversion
-def _read_packing(v, given:FileSettings)->Meaning:
+def _read_packing(v, given:FileSettings, *,
+    differs:str="",   # in the tool, unless its neat_packing is on
+)->Meaning:
     "max_tokens_per_batch = per_device_train_batch_size times max_length, or ms-swift's packing_length"
     length = "packing_length" if given.written.get("packing_length") else "max_length"
     tokens = given["per_device_train_batch_size"] * (given.written.get("packing_length") or given["max_length"])
+    if differs and not given.written.get("neat_packing"): return maps_to(differs, max_tokens_per_batch=tokens)
     return maps_to_if_unset(f"per_device_train_batch_size rows of {length} tokens", max_tokens_per_batch=tokens)
 
 @conversion

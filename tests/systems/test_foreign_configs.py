@@ -431,6 +431,9 @@ REFUSED = [   # a file, what is added to it, and what the error says
     (LLAMA_FACTORY, "template: vicuna", "the text of vicuna is not known here"),
     (LLAMA_FACTORY, "template: default", "the text of default is not known here"),
     (TRL, "max_length: null", "rows of any length stay whole there. Fix: max_length: 32768"),
+    ("model: u/m\nadapters: out\nstream: true\n", "", "answering with a model, and no training"),
+    ("model: u/m\nsampler_type: distill\nstream: true\n", "", "drawing answers, and no training"),
+    (LLAMA_FACTORY, "use_mca: true", "own trainer"),
     (TRL, "log_level: x", "it takes 'debug', 'info'"), (TRL, "resume_from_checkpoint: c", "its own settings"),
     (TRL, "greater_is_better: true", "a lower loss is better"), (TRL, "gpu: 1", "when the program starts"),
     (TRL, "distributed_training: true", "num_processes sets how many"),
@@ -715,7 +718,7 @@ OTHER_TOOLS = [   # a file of a tool that is not read, as its documentation has 
      dict(model="u/m", train_file="u/x", method="lora", learning_rate=1e-4)),
     ("OLMo-core", "train_module: {optim: {lr: 1e-4}}\ntrainer: {max_duration: {value: 2}}",
      dict(learning_rate=1e-4, num_train_epochs=2)),
-    ("Megatron", "model: u/m\ndataset: u/x\nuse_mca: true\ngradient_accumulation_steps: 8\nlr_warmup_fraction: 0.05\n"
+    ("Megatron", "model: u/m\ndataset: u/x\ngradient_accumulation_steps: 8\nlr_warmup_fraction: 0.05\n"
                  "min_lr: 1e-6\nsplit_dataset_ratio: 0.01\nclip_grad: 0.5",
      dict(gradient_accumulation_steps=8, warmup_steps=.05, lr_scheduler_type="cosine_with_min_lr", eval_fraction=.01,
           lr_scheduler_kwargs=("min_lr=1e-06",), max_grad_norm=.5)),
@@ -784,6 +787,15 @@ def test_rows_and_an_optimiser_that_a_proposed_line_lacks_are_named(tmp_path, te
 def test_a_file_that_says_nothing_that_is_known_here(tmp_path):
     with pytest.raises(ConfigError, match="a config of torchtune.*Fix: sft_nb config lists the settings"):
         load(tmp_path, "loss: {_component_: x}\n")
+
+
+def test_rows_that_llama_factory_packs_together_do_not_see_each_other_here(tmp_path):
+    "Its neat_packing keeps them apart too, so nothing differs"
+    cfg = load(tmp_path, LLAMA_FACTORY + "packing: true\n")
+    assert cfg.max_tokens_per_batch == 8 * 2048 and "packed rows do not see each other" in table(cfg)
+    cfg = load(tmp_path, LLAMA_FACTORY + "packing: true\nneat_packing: true\n")
+    assert cfg.max_tokens_per_batch == 8 * 2048 and "see each other" not in table(cfg)
+    assert load(tmp_path, LLAMA_FACTORY + "packing: false\n").max_tokens_per_batch is None
 
 
 def test_swifts_benchmarks_after_a_training_are_no_held_out_rows(tmp_path):
