@@ -17,6 +17,7 @@ import numpy as np
 from ..base.escape import shorten
 from ..base.report import as_fix, edit, Finding, Fix, pluralise, shell_quote, warn
 from ..rows.thoughts import split_thought
+from ..tasks.classify import plain_label
 from ..tokens.template import Template
 from ..tokens.pipeline import Row, RowStatistics
 from ..tokens.dataset import Split
@@ -85,10 +86,15 @@ _FLAWS = (   # name, share of the rows above which it is reported, what the rows
     ("leading_blank", .5, "begin their answer with a blank, which is learned", "strip the answers"),
     ("trailing_blank", .5, "end their answer with a blank or a new line, which is learned", "strip the answers"))
 
-def _answer_text(s:Split, k:int)->str:
-    e = s.tokens[int(k)]
-    ids = [i for i, label in zip(e["input_ids"], e["labels"]) if label != -100]
-    return s.tokenizer.decode(ids, skip_special_tokens=True).strip()
+_AT_ONCE = 1000   # examples that are decoded together
+
+def _answer_texts(s:Split, examples:list[int])->list[str]:
+    texts = []
+    for i in range(0, len(examples), _AT_ONCE):
+        labels = s.tokens[examples[i:i + _AT_ONCE]]["labels"]
+        answers = [[token for token in one if token != -100] for one in labels]
+        texts += [text.strip() for text in s.tokenizer.batch_decode(answers, skip_special_tokens=True)]
+    return texts
 
 def _find_alike(s:Split, name:str)->list[Finding]:
     "A warning if nearly all answers are the same"
@@ -107,7 +113,7 @@ def _find_cut_answers(s:Split, name:str)->list[Finding]:
     supervised = s.stats["supervised"]
     at = np.flatnonzero(supervised == supervised.max())
     if not cut and not s.counts.shortened and supervised.max() >= 48 and len(at) >= max(_SHARE * len(supervised), 5):
-        unfinished = [is_unfinished(_answer_text(s, k)) for k in at[:20]]
+        unfinished = [*map(is_unfinished, _answer_texts(s, at[:20].tolist()))]
         if sum(unfinished) >= .8 * len(unfinished): cut[f"{supervised.max():,} tokens"] = len(at)
     if not cut: return []
     length, n = next(iter(cut.items()))
@@ -131,11 +137,16 @@ def _find_contradictions(s:Split, name:str)->list[Finding]:
         out.append(warn(text, "name the column of the question in {fields}, or write the question into the prompt",
                         check=f"{name}_same_prompt"))
     short = [ks for ks in several.values() if s.stats["supervised"][ks].max() <= _SHORT_TOKENS]
-    if short:
-        first, second = short[0][:2]
-        answers = " and ".join(repr(_answer_text(s, k)[:40]) for k in (first, second))
-        text = f"{pluralise(len(short), 'prompt has', 'prompts have')} different short answers, "
-        text += f"as in {s.name_rows([first, second])}: {answers}"
+    texts = iter(_answer_texts(s, [k for ks in short for k in ks]))
+    differ = []   # for each prompt, one example of each answer; spellings of one label are another finding
+    for ks in short:
+        of_answer = {}
+        for k, answer in zip(ks, texts): of_answer.setdefault(plain_label(answer), (k, answer))
+        if len(of_answer) > 1: differ.append([*of_answer.values()])
+    if differ:
+        (first, one), (second, other) = differ[0][:2]
+        text = f"{pluralise(len(differ), 'prompt has', 'prompts have')} different short answers, "
+        text += f"as in {s.name_rows([first, second])}: {one[:40]!r} and {other[:40]!r}"
         out.append(warn(text, "leave out the wrong ones", check=f"{name}_contradictions"))
     return out
 
@@ -146,6 +157,7 @@ def fix_to_leave_out(
     places:list[str],
     name:str,        # of the file that will list them
     otherwise:str="leave these rows out",   # where no command can
+    which:str="",    # what the command leaves out, if the finding is about some of these rows
 )->Fix:
     "The fix that leaves rows out: a command, if they are whole lines of one file"
     found = [_ROW_OF_FILE.fullmatch(place) for place in places]
@@ -157,7 +169,7 @@ def fix_to_leave_out(
     if is_table and any(lines[k - 1].count('"') % 2 for k in wanted): return as_fix(otherwise)
     numbers, out = [*[1] * is_table, *wanted], f"{name}{file.suffix}"
     print_lines = shell_quote("".join(f"{k}p;" for k in numbers).rstrip(";"))
-    return as_fix(f"sed -n {print_lines} {shell_quote(file)} > {out}, then {{drop_rows}} {out}")
+    return as_fix(f"sed -n {print_lines} {shell_quote(file)} > {out}, then {{drop_rows}} {out}{which}")
 
 def _find_placeholders(s:Split, name:str, n:int)->list[Finding]:
     "A warning for single answers that somebody meant to write later; where they are many, they may be a label"
@@ -232,6 +244,8 @@ def find_in_calls(
     flaws, fix = s.seen.call_flaws, as_fix("correct these rows, or leave them out")
     at = [key.partition(" at ")[2] for flaw in flaws for key in s.seen.examples if key.startswith(f"{flaw} at ")]
     if flaws and len(at) == sum(flaws.values()):   # one file, as `drop_rows` takes one
-        fix = as_fix("correct these rows") | fix_to_leave_out(s, [*dict.fromkeys(at)], "broken_calls")
+        places = [*dict.fromkeys(at)]
+        which = f" (all {len(places)} rows with a flaw in their calls)" if len(flaws) > 1 else ""
+        fix = as_fix("correct these rows") | fix_to_leave_out(s, places, "broken_calls", which=which)
     return [warn(f"{n:,} of {pluralise(s.n_read, 'row')} with {CALL_FLAWS[flaw]}, the first: {s.seen.examples[flaw]}",
                  fix, check=f"{name}_{flaw}") for flaw, n in flaws.items()]

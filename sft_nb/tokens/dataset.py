@@ -27,6 +27,7 @@ from ..config.load import command_line_options, Config, explicit_settings
 from ..rows.columns import are_metadata, like_flags
 from ..rows.readers import join_names
 from ..rows.sources import Mixture, NO_ROWS, unused_test_files
+from ..tasks.classify import alike_labels
 from ..tasks.core import ANY_FORMAT, Task
 from ..tasks.metrics import labels_of
 from .template import PROBE, PROBE_QUESTION, Template
@@ -94,10 +95,11 @@ class Split:
 
     def name_rows(self,
         examples:list[int],   # in ascending order
+        most:int=_MOST_PLACES,
     )->str:
         "The places of a few examples and the number of others: qa.jsonl line 7, 9, 12 and 12 more"
         numbers = dict.fromkeys(self.stats["row"][examples].tolist())
-        first = [*numbers][:_MOST_PLACES]
+        first = [*numbers][:most]
         rows = enumerate(islice(iter(self.source), max(first) + 1))
         places = [place for number, (place, _) in rows if number in first]
         if len({place.rpartition(" ")[0] for place in places}) == 1:   # of one file
@@ -110,17 +112,25 @@ class Split:
         return len(self.stats["whole"]) - len(np.unique(self.stats["whole"]))
 
     @cached_property
-    def labels(self)->dict[str,int]:
-        "Count the supervised texts of at most 2,000 examples; empty if they are too long for labels"
+    def spellings(self)->dict[str,list[int]]:
+        "The supervised texts of at most 2,000 examples -> those examples; empty if they are too long for labels"
         supervised = self.stats["supervised"]
         if np.median(supervised) > _LONGEST_LABEL_TOKENS: return {}
-        counts = Counter()
+        examples, texts = {}, {}
         for i in range(0, len(self), max(1, -(-len(self) // _EXAMPLES_FOR_LABELS))):
             labels = np.asarray(self.tokens[i]["labels"])
-            counts[tuple(labels[labels != -100].tolist())] += 1
-        texts = Counter()
-        for ids, n in counts.items(): texts[self.tokenizer.decode(ids, skip_special_tokens=True).strip()] += n
-        return labels_of([*texts.elements()])
+            examples.setdefault(tuple(labels[labels != -100].tolist()), []).append(i)
+        for ids, found in examples.items():
+            texts.setdefault(self.tokenizer.decode(ids, skip_special_tokens=True), []).extend(found)
+        if all(text[:1].isspace() for text in texts): texts = {text[1:]: found for text, found in texts.items()}
+        return texts
+
+    @cached_property
+    def labels(self)->dict[str,int]:
+        "Count the labels as the task for labels does: through case, blanks and punctuation; empty if answers are none"
+        groups = alike_labels({text: len(found) for text, found in self.spellings.items()})
+        counts = Counter({next(iter(group)).strip(): sum(group.values()) for group in groups.values()})
+        return labels_of([*counts.elements()])
 
     def __len__(self)->int: return len(self.lengths)
 
@@ -320,6 +330,7 @@ def _find_columns(s:Split, name:str, task:str, pairs:tuple[str,...])->list[Findi
         names = [column for column in names if column not in judges]
     if n := sum(s.seen.formats.get(pairs, 0) for pairs in ("preference", "openai_preference")):
         text = f"{n:,} preference rows: SFT on the chosen answer, and nothing is learned from the rejected one"
+        if s.seen.ties: text += f"; in {s.seen.ties:,} of them both have the same score"
         fix = "a trainer for preferences (TRL's DPOTrainer) to learn from both"
         out.append(warn(text, fix, check=f"{name}_pairs"))
     if not names or all(source.from_task for source in s.source.sources): return out
@@ -367,8 +378,10 @@ def _find_in_answers(s:Split, name:str, t:Template)->list[Finding]:
     if n := int(((s.lengths == 2) & (s.stats["supervised"] == 1)).sum()):   # nothing predicts the first token
         text = f"{pluralise(n, 'row')} of text have one token, so only the end token after it is learned"
         out.append(warn(text, "leave them out, or write longer texts", check=f"{name}_one_token"))
-    if n := seen.tools_as_text:
-        text = f"the tools of {pluralise(n, 'row')} are written as JSON text: the chat template cannot render them"
+    if seen.tools_as_text:
+        counts = sorted(seen.tools_as_text.items(), reverse=True)   # tools, then calls without any
+        each = [f"the {what} of {pluralise(n, 'row')}" for what, n in counts]
+        text = f"{' and '.join(each)} are written as JSON text: the chat template cannot render them"
         fix = "a {model} whose chat template knows tools (Qwen3), or a file with such a template in {chat_template}"
         out.append(warn(text, fix, check=f"{name}_tools"))
     if texts := extension("texts"): out += texts.find_in_calls(s, name)
@@ -414,6 +427,25 @@ def _find_labels(s:Split, name:str, task:str)->list[Finding]:
     rest = f" and {len(s.labels) - 4} more" if len(s.labels) > 4 else ""
     text = f"answers are {len(s.labels)} labels ({shares}{rest}), scored as free text, without F1 of each label"
     return [skipped(text, edit(task="classify"), check=f"{name}_labels")]
+
+def _find_spellings(s:Split, name:str, task:str)->list[Finding]:
+    "A warning for labels that are written in several ways"
+    if task not in _TASKS_OF_LABELS or s.tokenizer is None or not s.labels: return []
+    if task != "classify" and s.seen.formats.get("text"): return []
+    found = alike_labels({text: len(examples) for text, examples in s.spellings.items()})
+    groups = [group for group in found.values() if len(group) > 1]
+    if not groups: return []
+    others = [text for group in groups for text in [*group][1:]]
+    is_case = all(len({" ".join(text.split()).casefold() for text in group}) == 1 for group in groups)
+    by = "case or blanks" if is_case else "case, blanks or punctuation"
+    shown = "; ".join(", ".join(f"{text[:40]!r} ({pluralise(n, 'row')})" for text, n in group.items())
+                      for group in groups[:_MOST_PLACES])
+    if len(groups) > _MOST_PLACES: shown += f"; and {len(groups) - _MOST_PLACES:,} more"
+    among = f" among {_EXAMPLES_FOR_LABELS:,} answers" if len(s) > _EXAMPLES_FOR_LABELS else ""
+    text = f"{len(others)} of {len(s.spellings)} labels{among} differ from another only by {by}: {shown}; "
+    text += "each is learned as it is written" + ", and they count as one in the score" * (task == "classify")
+    rows = s.name_rows(sorted(k for other in others for k in s.spellings[other]), _MOST_NAMES)
+    return [warn(text, f"write each label in one way: correct {rows}", check=f"{name}_spellings")]
 
 def _find_shares(s:Split, weights:tuple[float,...]|None)->list[Finding]:
     "Weights that add up to 1: are shares of the rows meant? Each is how often its file is used"
@@ -522,7 +554,8 @@ def find_all(
         out += [*_find_files(s, name), *_find_in_rows(s, name, t.chat, cfg.max_length), *_find_in_answers(s, name, t),
                 *_find_columns(s, name, cfg.task, cfg.fields or ()),
                 *(texts.find_in_texts(s, name, t.chat) if texts else ())]
-        if name == "train": out += [*_find_labels(s, name, cfg.task), *_find_shares(s, cfg.train_weights)]
+        if name == "train": out += [*_find_labels(s, name, cfg.task), *_find_spellings(s, name, cfg.task),
+                                    *_find_shares(s, cfg.train_weights)]
         ordered = name == "train" and max(s.source.weights or (1,)) > 1   # copies that `train_weights` asks for
         if not ordered and (n := s.duplicates()):
             text = f"{n:,} of {len(s.lengths):,} examples repeat an earlier one"

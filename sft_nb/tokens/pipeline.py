@@ -61,12 +61,13 @@ class RowStatistics:
     columns:dict[str,list[str]]=field(default_factory=dict)   # field -> its columns, if one is called differently
     numbers:dict[str,int]=field(default_factory=dict)   # column -> rows whose number in it is trained on as text
     empty_answers:int=0         # empty answers in rows that have others
-    tools_as_text:int=0         # rows whose tools the template would not write
+    tools_as_text:dict[str,int]=field(default_factory=dict)   # tools, calls -> rows that the template would not write
     folded_systems:int=0        # rows whose system message the template would not write
     empty_blocks:int=0          # answers that close a block of reasoning without any in it
     reasoning:dict[str,int]=field(default_factory=dict)   # kept, removed, empty, dropped -> answers
     notes:dict[str,str]=field(default_factory=dict)       # peculiarity of prompts (`Template.shared`) -> first place
     label_zero:int=0            # rows dropped by a `label` of 0
+    ties:int=0                  # preferences whose two answers have the same score
     other_split:dict[str,int]=field(default_factory=dict)   # `split: test` -> rows that a column calls held out
     rejected:dict[str,int]=field(default_factory=dict)   # `is_correct: False` -> rows that a column calls bad
     flags:dict[str,int]=field(default_factory=dict)   # hidden, in_part, unflagged, others, greetings -> messages
@@ -126,6 +127,7 @@ def loose_text(text:str)->str:
 # %% ../../nbs/04_tokens/06_pipeline.ipynb #57r00010
 _BATCH = 512   # rows; small enough that a small file is read and encoded at the same time
 _FEW = 16      # blocks to read before starting other processes is worthwhile
+_SCORES_OF_PAIRS = "score_chosen", "score_rejected"   # of preferences
 _NOT_LEARNED = "rejected", "non_preferred_output"   # though they are read
 _TRACED, _TRACED_TURNS = 16, 8   # rows of each format in a block, and messages of each, to be looked for
 _ALL_OF, _OF_A_BLOCK = 1024, 64   # rows that are inspected: the first ones, and the first of each later block
@@ -244,6 +246,8 @@ def count_unlearned(self:Reader, parsed:ParsedRow, row:dict)->None:
     for said in find_rejections(row, parsed.unread) if find_rejections else ():
         self.seen.rejected[said] = self.seen.rejected.get(said, 0) + 1
     if parsed.has_extra_messages and parsed.messages: self.seen.with_more += 1
+    scores = [dict.get(row, name) for name in _SCORES_OF_PAIRS]
+    if scores[0] is not None and scores[0] == scores[1]: self.seen.ties += 1
     for name, number in parsed.numbers.items():
         self.seen.numbers[name] = self.seen.numbers.get(name, 0) + 1
         if str(number).endswith(".0"): self.seen.examples.setdefault("whole_number", str(number))
@@ -340,7 +344,9 @@ def look_at_rows(self:Reader, rows:list[Row])->None:
 @patch
 def count_tools_and_reasoning(self:Reader, messages:list[dict], examples:list[list[Chunk]], place:str):
     "Count how reasoning and tools are handled"
-    self.seen.tools_as_text += bool(self.t.unsupported_tools(messages))
+    if self.t.unsupported_tools(messages):
+        what = "tools" if any(m.get("tools") for m in messages) else "calls"
+        self.seen.tools_as_text[what] = self.seen.tools_as_text.get(what, 0) + 1
     texts = extension("texts")
     if texts and any("tool_calls" in m or m["role"] == "tool" for m in messages):
         texts.count_call_flaws(self.seen, messages, place)

@@ -82,6 +82,7 @@ def test_rows_whose_calls_do_not_fit_are_left_out_by_one_command(tmp_path):
     says = {f.check: str(f.fix) for f in prepare(load_config(**cfg)).report.findings}
     fix = says["train_unknown_function"]
     assert fix == says["train_call_without_result"] and fix.startswith("correct these rows, or sed -n '2p;3p' ")
+    assert fix.endswith("drop_rows broken_calls.jsonl (all 2 rows with a flaw in their calls)")
     command = fix.partition("or ")[2].partition(", then")[0]
     subprocess.run(command, shell=True, cwd=tmp_path, check=True)
     left = prepare(load_config(**cfg, drop_rows=str(tmp_path/"broken_calls.jsonl")))

@@ -121,6 +121,7 @@ def test_of_two_answers_the_chosen_one_is_learned_behind_one_prompt(tokenizer, p
     data = chat(tokenizer, *spelled)
     said = finding(data, "train_pairs").says
     assert ids(data) == plain * 7 and said.startswith("6 preference rows: SFT on the chosen answer")
+    assert "same score" not in said
     with pytest.raises(SftError, match="chosen is text, and there is no prompt"):
         chat(tokenizer, dict(chosen="1+1? 2", rejected="1+1? 3"))
 

@@ -9,6 +9,7 @@ import pytest
 
 from sft_nb.base.report import SftError
 from sft_nb.config.load import load_config
+from sft_nb.tasks.core import get_task
 from sft_nb.tokens.prepare import prepare
 
 WORDS = ("the a of river light system quickly moves under many stones with careful hands when it rains often people "
@@ -53,7 +54,10 @@ def test_calls_without_text_are_not_equal_answers(tokenizer):
     def call(k): return dict(role="assistant", tool_calls=[dict(function=dict(name="add", arguments=dict(a=k)))])
     tools = [dict(name="add", parameters={})]
     train = [dict(messages=[dict(role="user", content=question(k)), call(k)], tools=tools) for k in range(60)]
-    assert [*findings(train, tokenizer)] == ["train_tools"]
+    found = findings(train, tokenizer)
+    assert [*found] == ["train_tools"] and found["train_tools"].startswith("the tools of 60 rows are written as JSON")
+    some = findings([dict(row, tools=tools if k % 3 else None) for k, row in enumerate(train)], tokenizer)
+    assert some["train_tools"].startswith("the tools of 40 rows and the calls of 20 rows are written as JSON text")
 
 
 def test_answers_cut_at_a_number_of_tokens(tokenizer):
@@ -73,6 +77,34 @@ def test_one_prompt_with_contradictory_answers(tokenizer):
     assert found["train_contradictions"].startswith("1 prompt has different short answers, as in train rows row 61, 62")
     several = [dict(question=question(k % 20), answer=clean(k)) for k in range(60)]   # solutions of one problem
     assert "train_contradictions" not in findings(several, tokenizer)
+
+
+def test_spellings_of_a_label_are_no_contradiction(tokenizer):
+    twice = [dict(question=f"Is {k} even?", answer=word) for k in range(3) for word in ("Yes", "yes", "Yes ")]
+    assert "train_contradictions" not in findings([*rows(clean), *twice], tokenizer)
+    found = findings([*rows(clean), *twice, dict(question="Is 1 even?", answer="No")], tokenizer)
+    assert found["train_contradictions"].startswith("1 prompt has different short answers, as in train rows row 64, 70")
+    assert found["train_contradictions"].endswith(": 'Yes' and 'No'")
+
+
+@pytest.mark.parametrize("task", ["chat", "classify"])
+def test_labels_that_are_written_in_several_ways(task, tokenizer):
+    labels = ["Spam", "ham", "Spam", "spam", "Spam ", "ham", "Spam", "ham", "ham", "Spam"] * 6
+    cfg = load_config(task=task, eval_samples=0)
+    data = prepare(cfg, tokenizer, train=rows(lambda k: labels[k]))
+    found, = [f for f in data.report.findings if f.check == "train_spellings"]
+    assert found.status == "warn" and found.says.startswith(
+        "2 of 4 labels differ from another only by case or blanks: 'Spam' (24 rows), 'spam' (6 rows), 'Spam ' (6 rows);"
+        " each is learned as it is written")
+    assert ("count as one in the score" in found.says) == (task == "classify")
+    assert str(found.fix).startswith("write each label in one way: correct train rows row 4, 5, 14, 15, 24,")
+    assert data.train.labels == dict(Spam=36, ham=24)   # as the score counts them
+    target = get_task("classify").with_rows([dict(prompt="?", completion=label) for label in labels]).labels
+    assert {*target.values()} == {*data.train.labels}
+    ends = prepare(cfg, tokenizer, train=rows(lambda k: ("Yes.", "yes", "no")[k % 3])).report
+    assert "only by case, blanks or punctuation: " in str(ends)
+    plain = prepare(cfg, tokenizer, train=rows(lambda k: ("yes", "no")[k % 2])).report
+    assert "train_spellings" not in {f.check for f in plain.findings}
 
 
 def test_a_prompt_without_its_question(tokenizer):

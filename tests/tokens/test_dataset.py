@@ -92,7 +92,7 @@ THINKING = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.last an
 
 @pytest.mark.parametrize("template, answers, check, status, says", [
     (None, [dict(content=""), dict(content="2")], "train_empty", "warn", "1 answer is empty, so not supervised"),
-    (None, [CALL], "train_tools", "warn", "the tools of 1 row are written as JSON text"),
+    (None, [CALL], "train_tools", "warn", "the calls of 1 row are written as JSON text"),
     (NO_HEADER, [dict(content="2")], "train_header", "warn",
      r"writes '<\|im_start\|>assistant' in front of an answer, and does not end the prompt with it .*train rows row 1"),
     (TWO_ENDS, [dict(content="2")], "template_end", "warn",
@@ -209,7 +209,7 @@ def test_answers_that_are_labels_are_given_their_task(tmp_path, tokenizer):
         file = write(tmp_path/f"{name}.jsonl", [row(k, label) for k, label in enumerate(labels)])
         found = finding(prepare(no_eval(train_file=file), tokenizer), "train_labels")
         assert found.status == "skipped" and found.fix.says("shell") == "--task classify"
-        assert "'Spam' 40%" in found.says
+        assert "'Spam' 60%" in found.says
         report = prepare(no_eval(train_file=file, task="classify"), tokenizer).report
         assert "train_labels" not in [f.check for f in report.findings]
     varied = write(tmp_path/"varied.jsonl", pairs(40))
