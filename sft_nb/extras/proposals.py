@@ -85,7 +85,7 @@ def _values_inside(path:str, value, depth:int=4)->Iterator[tuple[str,object]]:
         for k, v in value.items() if not is_pair else (): yield from _values_inside(f"{path}.{k}", v, depth - 1)
     elif "." in path or path.endswith("]") and isinstance(value, str): yield path, value
 
-_CHOICES_OF_AN_API = re.compile(r"choices(\[0\])?\.(message|delta|finish_reason|index|logprobs)\b")
+_CHOICES_OF_AN_API = re.compile(r"choices(\[\d+\])?\.(message|delta|finish_reason|index|logprobs)\b")
 
 class SampledColumns:
     "The columns of the first rows that have content, with their values and the kinds of those"
@@ -303,7 +303,9 @@ def propose_fields(
     labels:bool=False,               # is the answer a label? then its column may have any name
 )->Fix|None:
     "Settings that name the columns of rows, each tried on the first rows with content; None if none of them works"
-    columns = SampledColumns([rows] if isinstance(rows, dict) else rows)
+    rows = [rows] if isinstance(rows, dict) else rows
+    if len({*map(str, rows)}) == 1: rows = rows[:1]   # repeated, no value tells a text from a label
+    columns = SampledColumns(rows)
     proposals = []
     if not fields:
         if columns.choices() or columns.rivals(): return None
@@ -366,7 +368,7 @@ def fix_for_unread(
     fields:tuple[str,...],     # pairs that are set: question=body
 )->tuple[str,Fix]:
     "The likely meaning of columns that nothing has read, as the end of a sentence, and the fix"
-    choices = choice_columns(names)
+    choices = choice_columns([name for name in names if not _CHOICES_OF_AN_API.search(name)])
     longer = [c for c in answers if is_answer_name(c, labels=False) and c not in choices]
     if answers and format == "text":   # and how to fix it
         column = columns.get("text", ["text"])[0]

@@ -91,10 +91,20 @@ def _rest_of(
     if not any(part.startswith((f"{path}.", f"{path}[")) for part in parts):
         return {path: value} if any(map(str.isalpha, str(value))) else {}
     if isinstance(value, dict): inside = {f"{path}.{k}": v for k, v in value.items() if k != "role"}
-    else:   # of a list, the entry that is read
+    else:   # of a list, the entry that is read, and one that is not
         listed = {f"{path}[{k}]": v for k, v in enumerate(value)} if isinstance(value, list) else {}
         inside = {name: v for name, v in listed.items() if any(part.startswith(name) for part in parts)}
+        rests = {part[len(name):] for part in parts for name in inside if part.startswith(name)}
+        others = [(name + rest, value_at({"x": v}, f"x{rest}")) for name, v in listed.items() for rest in rests]
+        read = [value_at({"x": v}, f"x{rest}") for v in inside.values() for rest in rests]
+        inside |= dict([(name, v) for name, v in others if v is not None and v not in read][:1])   # the first of them
     return {name: v for found in inside.items() for name, v in _rest_of(*found, parts).items()}
+
+def _is_null(row:dict, path:str)->bool:
+    "Does a path lead to a key that is there, with null?"
+    outer, _, key = path.rpartition(".")
+    inside = value_at(row, outer) if outer else None
+    return isinstance(inside, dict) and key in inside and inside[key] is None
 
 class ColumnRenamer:
     "Renames the columns of a row to fields; `SftError` for a row without a required column"
@@ -121,7 +131,9 @@ class ColumnRenamer:
         "The row with one column instead of those that are joined, or of a part of one"
         for column in self._built:
             value, listed = value_at(row, column), re.sub(r"\[\d+\]$", "", column)
-            if column in row or value is None and (listed == column or value_at(row, listed) is None): continue
+            if column in row: continue
+            if value is None and not _is_null(row, column) and (listed == column or value_at(row, listed) is None):
+                continue
             others = {}
             for name, whole in row.items():
                 parts = [part for part in _joined_columns(column)

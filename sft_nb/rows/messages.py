@@ -246,6 +246,7 @@ def role_of(
 def normalise_message(
     m:dict,     # role and content, or from and value, or speaker and text
     name:str,   # `message 3`, for the error
+    example:str="user",   # role in the fix
 )->dict:        # role and content, and if present tool_calls, train and other keys that a template reads
     "A message with OpenAI's roles and keys; `SftError` for an unknown role or content that is not text"
     spelled = spelled_role(m)
@@ -253,9 +254,10 @@ def normalise_message(
     if role is None:
         expected = f"an object with role ({', '.join(_ROLES)}) and content"
         expected += note_missing("message_shapes", "other shapes are read by")
-        fix = f'write {name} as {{"role": "user", "content": "..."}}'
+        fix = f'write {name} as {{"role": "{example}", "content": "..."}}'
         if spelled and first_present(m, CONTENT_KEYS) is not None:
-            fix = f"write user or assistant instead of {str(first_present(m, ROLE_KEYS))[:30]} in {name}"
+            known = "human or gpt" if "from" in m and "role" not in m else "user or assistant"
+            fix = f"write {known} instead of {str(first_present(m, ROLE_KEYS))[:30]} in {name}"
         raise SftError("row", f"{name} is {str(m)[:80]}", expected, fix)
     content, written, parts = first_present(m, CONTENT_KEYS), f"the content of {name}", []
     if _MAY_BE_ALL.isdisjoint(m) and any(isinstance(v, str) and k not in _NO_TEXT for k, v in m.items()):
@@ -312,6 +314,7 @@ def _join_answers(before:dict, after:dict)->dict:
 def normalise_messages(
     messages:list,
     name:str,   # `message`, `turn` ..., for errors
+    example:str="user",   # role in the fix of an error
 )->list[dict]:
     "Messages with OpenAI's roles and keys; `SftError` for one that is none"
     if all(map(is_normalised, messages)): return messages
@@ -323,7 +326,7 @@ def normalise_messages(
                 need_extension("message_shapes", "row", what=key)
         plain = ((f"{name} {i}", m) for i, m in enumerate(messages, 1))
     for place, m in plain:
-        new, before = normalise_message(m, place), out[-1] if out else {}
+        new, before = normalise_message(m, place, example), out[-1] if out else {}
         if new["role"] == before.get("role") == "assistant" and _are_one_answer(before, new, spelled_role(m)):
             out[-1] = _join_answers(before, new)
         else: out.append(new)

@@ -241,7 +241,11 @@ def as_messages(
     if isinstance(x, list) and x and all(isinstance(p, dict) and p.get("type") in TEXT_TYPES for p in x):
         if not any(first_present(p, ROLE_KEYS) for p in x):   # blocks
             return [normalise_message(dict(role=role, content=x), name)]
-    return normalise_messages([x] if isinstance(x, dict) else parse_list(x, name), f"message of {name}")
+    if isinstance(x, dict) and x.get("error") and first_present(x, ROLE_KEYS) is None:   # of an API
+        said = x["error"].get("message") if isinstance(x["error"], dict) else x["error"]
+        raise SftError("row", f"{name} holds an error and no message: {short_repr(said, 60)}", "a message",
+                       as_fix("leave the row out") | edit(on_bad_row="drop"))
+    return normalise_messages([x] if isinstance(x, dict) else parse_list(x, name), f"message of {name}", role)
 
 def join_prompt(prompt:list[dict], answer:list[dict])->list[dict]:
     "The prompt, then the answer, which may repeat it; answers in the prompt are supervised only if prompts are"

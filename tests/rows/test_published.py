@@ -223,6 +223,47 @@ def test_the_log_of_an_api_teaches_the_message_and_tells_which_answers_were_cut(
     assert "train_columns" not in found
 
 
+@pytest.mark.parametrize("path", ["message", "message.content"])
+def test_answers_of_an_api_that_failed_or_were_refused_and_second_choices(path):
+    def choice(text): return dict(index=0, message=dict(role="assistant", content=text))
+    def answered(*texts): return dict(request=dict(messages=[USER]), response=dict(choices=[*map(choice, texts)]))
+    failed = dict(request=dict(messages=[USER]), response=dict(error=dict(message="Rate limit")))
+    fields = ("prompt=request.messages", f"completion=response.choices[0].{path}")
+    with pytest.raises(SftError, match="response holds an error and no message: 'Rate limit'; .*on_bad_row='drop'"):
+        read([answered("Yes."), failed], fields=fields)
+    rows = [answered("Yes."), failed, answered(None), answered("So.", "No."), answered("So.", "So.")]
+    data = read(rows, fields=fields, on_bad_row="drop")
+    assert len(data.train) == 3
+    assert [*data.train.reasons] == ["response holds an error and no message: 'Rate limit'", "empty answer"]
+    assert data.train.seen.unread[f"response.choices[1].{path}"] == 1
+    said, = [f.says for f in data.report.findings if f.check == "train_columns"]
+    assert said == f"response.choices[1].{path} is not used in any conversation"
+
+
+def test_an_answer_that_is_no_message_is_to_be_written_with_its_own_role():
+    with pytest.raises(SftError) as e: read([dict(prompt="Hi?", completion=dict(state="lost"))])
+    assert '{"role": "assistant", "content": "..."}' in str(e.value.fix)
+
+
+def test_an_unknown_speaker_is_to_be_called_by_the_words_of_its_file():
+    turns = [{"from": "human", "value": "Hi?"}, {"from": "bard", "value": "Yes."}]
+    with pytest.raises(SftError, match="write human or gpt instead of bard in turn 2"):
+        read([dict(conversations=turns)])
+
+
+def test_rows_that_repeat_one_are_given_the_proposal_of_one():
+    for settings in ({}, dict(on_bad_row="drop")):
+        with pytest.raises(SftError) as e: read([dict(q="One?", a="Two")] * 5, **settings)
+        assert ("fields", ("question=q", "answer=a")) in e.value.fix.settings.items()
+
+
+def test_preferences_with_equal_scores_are_counted():
+    rows = [dict(prompt=f"{k}?", chosen="Yes.", rejected="No.", score_chosen=4., score_rejected=4. - k % 3)
+            for k in range(6)]
+    said, = [f.says for f in read(rows).report.findings if f.check == "train_pairs"]
+    assert said.endswith("; in 2 of them both have the same score")
+
+
 def test_what_only_begins_like_messages_is_a_text():
     for text in ('[{"role": ' + "[" * 50_000, '{"role": "user", "content": ', '[]', '["role"]'):
         assert as_messages(text, "user", "prompt") == [dict(role="user", content=text)]
