@@ -99,10 +99,14 @@ def read_times_per_epoch(v, given:FileSettings, *,
 
 # %% ../../nbs/16_extras/02_conversions.ipynb #f28d1b17
 @conversion
-def _read_packing(v, given:FileSettings)->Meaning:
-    "max_tokens_per_batch = per_device_train_batch_size times max_length"
-    tokens = given["per_device_train_batch_size"] * given["max_length"]
-    return maps_to_if_unset("per_device_train_batch_size rows of max_length tokens", max_tokens_per_batch=tokens)
+def _read_packing(v, given:FileSettings, *,
+    differs:str="",   # in the tool, unless its neat_packing is on
+)->Meaning:
+    "max_tokens_per_batch = per_device_train_batch_size times max_length, or ms-swift's packing_length"
+    length = "packing_length" if given.written.get("packing_length") else "max_length"
+    tokens = given["per_device_train_batch_size"] * (given.written.get("packing_length") or given["max_length"])
+    if differs and not given.written.get("neat_packing"): return maps_to(differs, max_tokens_per_batch=tokens)
+    return maps_to_if_unset(f"per_device_train_batch_size rows of {length} tokens", max_tokens_per_batch=tokens)
 
 @conversion
 def _read_train_part(v, given:FileSettings)->Meaning:
@@ -407,6 +411,21 @@ def _read_loss_scale(v, given:FileSettings)->Meaning:
     if meant is None or more and more != "ignore_empty_think":
         return refused("parts of an answer are not weighted", Fix(dict(loss_scale="default")))
     return meant
+
+@conversion
+def _read_dataloader_shuffle(v, given:FileSettings)->Meaning:
+    "shuffle = False, if dataset_shuffle is false too: ms-swift shuffles twice"
+    if v or given.written.get("dataset_shuffle") is False: return accepted() if v else maps_to(shuffle=False)
+    return accepted("dataset_shuffle shuffles the rows all the same")
+
+@conversion
+def _read_columns(v, given:FileSettings)->Meaning:
+    "fields, if it names the questions and the answers, or the messages"
+    ours = dict(query="question", response="answer", system="system", messages="messages", tools="tools")
+    named = {*v.values()} if isinstance(v, dict) else set()
+    if named <= {*ours} and ("messages" in named or {"query", "response"} <= named):
+        return maps_to(fields=tuple(f"{ours[theirs]}={column}" for column, theirs in v.items()))
+    return refused("fields names the columns", edit(fields=("question=Problem", "answer=Solution")))
 
 @conversion
 def swift_defaults(given:FileSettings)->dict:

@@ -315,6 +315,11 @@ def _read_description(name:str, described:dict, folder:Path)->tuple[str,dict,lis
     odd = [f"{name} has {c}" for c in ("images", "videos", "audios", "kto_tag") if columns.get(c)]
     if described.get("ranking"): odd.append(f"{name} has preferences")
     if described.get("script_url"): odd.append(f"{name} is loaded by a script")
+    for key in ("folder", "cloud_file_name"):
+        if described.get(key): odd.append(f"{name} has a {key}")
+    for key, role in tags.items():   # user_tag: human, assistant_tag: gpt ...
+        ours = dict(user_tag="user", assistant_tag="assistant", observation_tag="tool", system_tag="system").get(key)
+        if ours and role not in _ROLES[ours]: odd.append(f"{name} has messages of the role {role}")
     place = dict(path=described.get("hf_hub_url") or described.get("ms_hub_url") or described.get("script_url"),
                  name=described.get("subset"), split=described.get("split"), revision=described.get("revision"))
     file = dataset_files(place)[0] if place["path"] else str(folder/str(described.get("file_name", f"{name}.json")))
@@ -347,17 +352,19 @@ def read_dataset_names(v, given:FileSettings, setting:str="train_file")->Meaning
     limit = given.written.get("max_samples")
     if setting == "train_file" and isinstance(limit, int) and limit > 0: limit = f"[:{limit}]"
     else: limit = ""
-    files, settings, odd, guessed = [], [], [], []
+    files, settings, odd, guessed, drawn = [], [], [], [], []
     for name in names:
         if name in info and isinstance(info[name], dict):
             file, wanted, wrong = _read_description(name, info[name], folder)
             settings.append(wanted)
             odd += wrong
+            if info[name].get("num_samples"): drawn.append(name)
         elif str(given.written.get("dataset_dir", "")).upper() == "ONLINE" or "/" in name: file = name
         elif Path(name).suffix in FILE_SUFFIXES: file = name   # --dataset also accepts a file
         else:
             if folder is not None and info: odd.append(f"{name} is not in {folder/'dataset_info.json'}")
-            file = f"{given.written.get('dataset_dir') or 'data'}/{name}.json"
+            place = re.sub("^REMOTE:", "hf://datasets/", str(given.written.get("dataset_dir") or "data"))
+            file = f"{place}/{name}.json"
             guessed.append(file)
         files.append(_with_limit(file, limit))
     if odd: return refused("; ".join(odd), f"name files in {{{setting}}}")
@@ -369,23 +376,30 @@ def read_dataset_names(v, given:FileSettings, setting:str="train_file")->Meaning
         sets["data_format"] = formats.pop() if len(formats) == 1 else "auto"
         if fields: sets["fields"] = fields
     note = f"there is no dataset_info.json, so it is assumed to be in {', '.join(guessed)}" if guessed else ""
+    if drawn: note = f"the first num_samples rows of {', '.join(drawn)}, which LLaMA-Factory draws at random"
     return Meaning(note, sets)
 
 # %% ../../nbs/16_extras/01_datasets.ipynb #463c6ae4
 @conversion
 def _read_swift_datasets(v, given:FileSettings, setting:str="train_file")->Meaning:
     "train_file: name:subset#500 is the first 500 rows of it"
-    names, files, drawn = [str(one) for one in (v.split() if isinstance(v, str) else v)], [], []
+    names, files, drawn, is_elsewhere = [str(one) for one in (v.split() if isinstance(v, str) else v)], [], [], False
     others = [name for name in names if "self-cognition" not in name]
     if others != names:
         fix = Fix(dict(dataset=others)) if others else "write them into a copy of the rows, and name it in {dataset}"
         return refused("rows of self-cognition have {{NAME}} and {{AUTHOR}}, which are not filled in", fix)
     for name in names:
-        name, _, n = re.sub("^(HF|MS)::", "", name).partition("#")
+        hub, name, n = re.fullmatch("(HF::|MS::|)([^#]*)#?(.*)", name).groups()
         if n and not n.isdigit(): return refused("a whole number after #", f"{{{setting}}} NAME#500")
         if n: drawn.append(n)
         folder, _, subset = name.partition(":")
-        if subset and is_hub_dataset(folder): name = f"{folder}:{subset}:train"
-        files.append(_with_limit(name, f"[:{n}]" if n else ""))
+        if not is_hub_dataset(folder): subset = ""
+        elif hub != "HF::" and is_off(given.written.get("use_hf")): is_elsewhere = True
+        if "/" in subset and n: return refused("a number of rows is of one subset", f"{{{setting}}} NAME:SUBSET#500")
+        parts = [f"{folder}:{part}:train" for part in subset.split("/")] if subset else [name]
+        files += [_with_limit(part, f"[:{n}]" if n else "") for part in parts]
     note = f"the first {', '.join(drawn)} rows, in the order of the file" if drawn else ""
-    return maps_to(note, **{setting: tuple(files)})
+    is_drawn = drawn and not is_off(given.written.get("dataset_shuffle", True))
+    notes = [note + ", where ms-swift draws them at random" if is_drawn else note,
+             "of the Hugging Face hub, not of ModelScope" if is_elsewhere else ""]
+    return maps_to("; ".join(filter(None, notes)), **{setting: tuple(files)})

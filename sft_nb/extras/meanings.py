@@ -175,6 +175,7 @@ class Tool:
     defaults:dict                 # setting of ours -> the tool's default, where that differs
     dependent_defaults:Callable   # of the other settings: more defaults
     nulls:dict                    # setting of ours -> meaning of null, where that is no default
+    unsaid:dict                   # names -> what a file without them does there and not here
     keys:dict                     # name -> its meanings, in any file
     own:dict                      # name -> its meanings in a file of this tool
     set_nothing:dict              # name -> its meanings: ignored, refused, or of another method
@@ -193,5 +194,6 @@ def read_tool(
     return Tool(
         file["title"], frozenset(file["marks"]), file["needed"], file["defaults"],
         CONVERSIONS[file["dependent_defaults"]], {key: read_meaning(one) for key, one in file.get("nulls", {}).items()},
+        {tuple(keys.split("|")): note for keys, note in file.get("unsaid", {}).items()},
         in_section("keys"), in_section("own") | in_groups(True, *_GROUPS),
         in_groups(False, *_GROUPS) | in_section("methods"), frozenset(in_groups(False, "parameters")))

@@ -152,6 +152,8 @@ class TranslatingMerger(SettingsMerger):
         for full, v in of_tool.items():
             if full not in self.best or self.best[full].rank == DEFAULT:
                 self.best[full] = SettingEntry(full, v, f"{TOOLS[tool].title}'s default", DEFAULT)
+        for names, note in (TOOLS[tool].unsaid if tool else {}).items():
+            if not any(name in written for name in names): self.accepted[f"without {names[0]}"] = note
         if self.methods: raise method_refusal(self.methods)
 
 # %% ../../nbs/16_extras/05_other_tools.ipynb #tr4ns002

@@ -48,12 +48,14 @@ def _equal_settings(file:dict, tool:dict)->tuple[dict,set[str]]:
         place, v = next(((place, v) for place in places if (v := _nested_value(file, place)) is not None), ("", None))
         read.add(place)
         if isinstance(v, list) and len(v) == 1: v = v[0]
+        if ours == "train_file" and (isinstance(v, list) or re.search(r"#|\.ya?ml$", str(v))):   # described, or drawn
+            v = None
+            read.discard(place)
         if isinstance(v, bool) and bool in (kind, *get_args(kind)): v = v != ("opposite_of" in spec)
         elif isinstance(v, (bool, list, dict)): v = None   # it has no equal
         if v is None: v = spec.get("default")
         if isinstance(v, str) and str not in (kind, *get_args(kind)): v = plain_number(v)
         if ours in ("num_train_epochs", "max_steps", "max_tokens_per_batch", "eval_fraction") and not v: v = None
-        if ours == "train_file" and str(v).endswith((".yaml", ".yml")): v = None   # a description of rows
         if ours == "lr_scheduler_type" and v: v = _COMMON["schedules"].get(v, v.lower())
         if v is not None: settings[ours] = v
     if settings.get("max_steps") and "num_train_epochs" in settings: del settings["num_train_epochs"]

@@ -126,8 +126,15 @@ MEANS = [   # a file, what is added to it, and some of its settings
           model="Qwen/Qwen3-4B", train_on_turns="last", init_lora_weights="pissa")),
     (SWIFT, "loss_scale: all\nattn_impl: flash_attn\ndeepspeed: zero3_offload\nuse_chat_template: false",
      dict(train_on_prompt=True, attn_implementation="auto", deepspeed="zero3", chat_template="none")),
-    (SWIFT, "enable_thinking: false\ntrain_dataloader_shuffle: false",
+    (SWIFT, "enable_thinking: false\ntrain_dataloader_shuffle: false\ndataset_shuffle: false",
      dict(chat_template_kwargs=("enable_thinking=False",), shuffle=False)),
+    (SWIFT, "train_dataloader_shuffle: false", dict(shuffle=True)),   # the dataset is shuffled
+    (SWIFT, "packing: true\npacking_strategy: binpack\nmax_length: 2048\npacking_length: 4096\n"
+     "per_device_train_batch_size: 2", dict(max_length=2048, max_tokens_per_batch=8192)),
+    (SWIFT, "columns: {Ask: query, Say: response}\ntemplate: chatml\nis_binary_loss_scale: true",
+     dict(fields=("question=Ask", "answer=Say"), chat_template="chatml")),
+    (SWIFT.replace("u/rows#500", "'u/rows:a/b'"), "enable_channel_loss: true\neval_metric: nlg",
+     dict(train_file=("u/rows:a:train", "u/rows:b:train"))),
     # reasoning
     (LLAMA_FACTORY, "template: qwen3\nenable_thinking: false",
      dict(reasoning="drop", chat_template_kwargs=("enable_thinking=False",))),
@@ -424,6 +431,9 @@ REFUSED = [   # a file, what is added to it, and what the error says
     (LLAMA_FACTORY, "template: vicuna", "the text of vicuna is not known here"),
     (LLAMA_FACTORY, "template: default", "the text of default is not known here"),
     (TRL, "max_length: null", "rows of any length stay whole there. Fix: max_length: 32768"),
+    ("model: u/m\nadapters: out\nstream: true\n", "", "answering with a model, and no training"),
+    ("model: u/m\nsampler_type: distill\nstream: true\n", "", "drawing answers, and no training"),
+    (LLAMA_FACTORY, "use_mca: true", "own trainer"),
     (TRL, "log_level: x", "it takes 'debug', 'info'"), (TRL, "resume_from_checkpoint: c", "its own settings"),
     (TRL, "greater_is_better: true", "a lower loss is better"), (TRL, "gpu: 1", "when the program starts"),
     (TRL, "distributed_training: true", "num_processes sets how many"),
@@ -558,6 +568,8 @@ def test_dataset_info(tmp_path):
         talk=dict(hf_hub_url="u/talk", formatting="sharegpt", subset="en", split="dev", num_samples=5,
                   columns=dict(messages="conversations"), tags=dict(role_tag="from", content_tag="value")),
         pairs=dict(file_name="p.json", ranking=True), seen=dict(file_name="i.json", columns=dict(images="images")),
+        inside=dict(hf_hub_url="u/big", folder="en"), cloud=dict(cloud_file_name="s3://a.json"), named=dict(
+            file_name="n.json", formatting="sharegpt", tags=dict(user_tag="Guest", assistant_tag="gpt")),
         other=dict(file_name="o.json", columns=dict(prompt="ask")), odd=dict(
             script_url="x", formatting="sharegpt", tags=dict(role_tag="who", content_tag="says")))
     (tmp_path/"data").mkdir()
@@ -568,12 +580,19 @@ def test_dataset_info(tmp_path):
     assert cfg.train_file == (f"{tmp_path}/data/mine.json[:10]",) and cfg.data_format == "alpaca"
     assert cfg.fields == ("instruction=question", "output=answer", "system=who")
     cfg = loaded("'mine, talk'")
+    assert "the first num_samples rows of talk, which LLaMA-Factory draws at random" in table(cfg)
     assert (cfg.train_file[1], cfg.data_format) == ("u/talk:en:dev[:5]", "auto")
     for names, says in (("pairs", "preferences"), ("seen", "images"), ("odd", "loaded by a script"),
+                        ("inside", "inside has a folder"), ("cloud", "has a cloud_file_name"), ("named", "role Guest"),
                         ("nobody", "not in"), ("mine,other", "different names")):
         with pytest.raises(ConfigError, match=says): loaded(names)
     (tmp_path/"data/dataset_info.json").write_text("[")
     assert loaded("mine").train_file == ("data/mine.json",)
+
+
+def test_rows_of_a_folder_on_the_hub(tmp_path):
+    file = LLAMA_FACTORY.replace("u/rows", "identity") + "dataset_dir: REMOTE:llamafactory/demo_data\n"
+    assert load(tmp_path, file).train_file == ("hf://datasets/llamafactory/demo_data/identity.json",)
 
 
 def test_anchors_merges_and_helpers(tmp_path):
@@ -699,6 +718,10 @@ OTHER_TOOLS = [   # a file of a tool that is not read, as its documentation has 
      dict(model="u/m", train_file="u/x", method="lora", learning_rate=1e-4)),
     ("OLMo-core", "train_module: {optim: {lr: 1e-4}}\ntrainer: {max_duration: {value: 2}}",
      dict(learning_rate=1e-4, num_train_epochs=2)),
+    ("Megatron", "model: u/m\ndataset: u/x\ngradient_accumulation_steps: 8\nlr_warmup_fraction: 0.05\n"
+                 "min_lr: 1e-6\nsplit_dataset_ratio: 0.01\nclip_grad: 0.5",
+     dict(gradient_accumulation_steps=8, warmup_steps=.05, lr_scheduler_type="cosine_with_min_lr", eval_fraction=.01,
+          lr_scheduler_kwargs=("min_lr=1e-06",), max_grad_norm=.5)),
     ("NeMo", "exp_manager: {name: x}\nmodel: {restore_from_path: m, peft: {peft_scheme: lora, lora_tuning: "
              "{adapter_dim: 64, alpha: 128}}}", dict(model="m", method="lora", lora_r=64, lora_alpha=128)),
     ("OpenRLHF", "pretrain: u/m\nmax_len: 99\ninput_key: ask\noutput_key: reply",
@@ -751,9 +774,28 @@ def test_what_a_proposed_line_lacks_is_named(tmp_path):
         load(tmp_path, text)
 
 
+@pytest.mark.parametrize("text, lost", [
+    ("model: u/m\nmodel_class: llm\ntrain_dataset: data/v1_dpo_demo.yaml\noptim_config: {name: muon}",
+     "train_dataset, optim_config.name"),
+    ("model: u/m\ndataset: [u/x, u/y]\ntensor_model_parallel_size: 2", "dataset"),
+    ("model: u/m\ndataset: 'u/x#500'\ntrain_iters: 9", "dataset")])
+def test_rows_and_an_optimiser_that_a_proposed_line_lacks_are_named(tmp_path, text, lost):
+    with pytest.raises(ConfigError, match=f"the line is without {lost}. Fix") as e: load(tmp_path, text)
+    assert "train_file" not in e.value.fix.settings
+
+
 def test_a_file_that_says_nothing_that_is_known_here(tmp_path):
     with pytest.raises(ConfigError, match="a config of torchtune.*Fix: sft_nb config lists the settings"):
         load(tmp_path, "loss: {_component_: x}\n")
+
+
+def test_rows_that_llama_factory_packs_together_do_not_see_each_other_here(tmp_path):
+    "Its neat_packing keeps them apart too, so nothing differs"
+    cfg = load(tmp_path, LLAMA_FACTORY + "packing: true\n")
+    assert cfg.max_tokens_per_batch == 8 * 2048 and "packed rows do not see each other" in table(cfg)
+    cfg = load(tmp_path, LLAMA_FACTORY + "packing: true\nneat_packing: true\n")
+    assert cfg.max_tokens_per_batch == 8 * 2048 and "see each other" not in table(cfg)
+    assert load(tmp_path, LLAMA_FACTORY + "packing: false\n").max_tokens_per_batch is None
 
 
 def test_swifts_benchmarks_after_a_training_are_no_held_out_rows(tmp_path):
@@ -765,6 +807,16 @@ def test_a_file_of_accelerate_is_one_sentence(tmp_path):
     text = "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\n"
     with pytest.raises(ConfigError, match="config of accelerate, which.* Fix: num_processes, fsdp and deepspeed"):
         load(tmp_path, text)
+
+
+def test_what_swift_does_where_a_key_is_left_out_is_told(tmp_path):
+    "From 4.3.1 on it leaves an empty <think> block out of the loss, and its longest row is the model's"
+    told = table(load(tmp_path, SWIFT))
+    for part in ("without max_length: rows may be as long", "without disable_ignore_empty_think: an empty <think>",
+                 "500 rows, in the order of the file, where ms-swift draws them at random; of the Hugging Face"):
+        assert part in told, told
+    told = table(load(tmp_path, SWIFT.replace("u/rows", "HF::u/rows") + "max_length: 99\nenable_thinking: false\n"))
+    assert "without" not in told and "ModelScope" not in told
 
 
 def test_swifts_command_line():
@@ -863,6 +915,12 @@ REFUSED = [   # a file, what is added to it, what its refusal has, and a setting
      "{{NAME}} and {{AUTHOR}}.*Fix: dataset: .*u/rows", ""),
     (SWIFT.replace("u/rows#500", "swift/self-cognition"), "", "Fix: write them into a copy of the rows", ""),
     (SWIFT, "loss_type: loss_scale", "not supported here. Fix: leave loss_type out", ""),
+    (SWIFT, "template: default", "its text is not known here. Fix: name a file in chat_template", ""),
+    (SWIFT, "max_pixels: 1003520", "images, video or sound", ""),
+    (SWIFT, "init_weights: lora-ga\nlora_ga_iters: 2", "from gradients of the rows. Fix: init_weights: pissa", ""),
+    (SWIFT.replace("u/rows#500", "'u/rows:a/b#500'"), "", "is of one subset. Fix: train_file NAME:SUBSET#500", ""),
+    (SWIFT.replace("tuner_type: lora", "tuner_type: reft\nreft_rank: 4"), "",
+     "^[^\n]*reft is another way to train[^\n]*$", "method: lora"),
     (SWIFT, "new_special_tokens: none.txt", "there is no such file", "train_tokens: [<a>]"),
     (SWIFT, "teacher_model: u/big", "distillation", ""),
     (LLAMA_FACTORY, "mix_strategy: interleave_under\ninterleave_probs: 0.3,0.7", "Fix: mix_strategy: concat", ""),
