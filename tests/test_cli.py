@@ -148,7 +148,7 @@ train --config demo --learning-rate fast | 2 | --learning-rate fast | --learning
 train --config demo --learning-rate -1 | 2 | --learning-rate -1 | --learning-rate auto
 train --config demo --learning-rate 2 | 2 | --learning-rate 2 | --learning-rate auto
 train --config demo --lora-r 0 | 2 | --lora-r 0 | --lora-r 16
-train --config demo --lora-r 1.5 | 2 | --lora-r 1.5 | --lora-r 16
+train --config demo --lora-r 1.5 | 2 | --lora-r 1.5 | --lora-r 1
 train --config demo --lora-alpha -2 | 2 | --lora-alpha -2 | --lora-alpha 32
 train --config demo --lora-dropout 10 | 2 | --lora-dropout 10 | --lora-dropout 0.1
 train --config demo --weight-decay 10 | 2 | --weight-decay 10 | --weight-decay 0.1
@@ -166,9 +166,9 @@ train --config demo --seed x | 2 | --seed x | --seed 42
 train --config demo --method full-lora | 2 | --method full-lora | --method lora
 train --config demo --dtype fp15 | 2 | --dtype fp15 | --dtype auto
 train --config demo --device gpu | 2 | --device gpu | --device cpu
-train --config demo --on-long truncat | 2 | --on-long truncat | --on-long drop
+train --config demo --on-long truncat | 2 | --on-long truncat | --on-long cut
 train --config demo --cut-side middle | 2 | --cut-side middle | --cut-side end
-train --config demo --on-bad-row skip | 2 | --on-bad-row skip | --on-bad-row error
+train --config demo --on-bad-row skip | 2 | --on-bad-row skip | --on-bad-row drop
 train --config demo --reasoning thinking | 2 | --reasoning thinking | --reasoning inline
 train --config demo --train-on-turns first | 2 | --train-on-turns first | --train-on-turns all
 train --config demo --train-on-prompt sometimes | 2 | --train-on-prompt sometimes | --no-train-on-prompt
@@ -195,6 +195,8 @@ train --config broken.yaml | 2 | while parsing a flow sequence, | correct line 1
 train --config list.yaml | 2 | it is a list | write one setting per line, such as max_length: 512
 train --config demo --config gsm8k | 2 | --config is given twice | leave one out
 train --resume | 2 | --resume has no value | --resume runs/NAME
+train train_file=good.jsonl | 2 | nothing takes 'train_file=good.jsonl' | --train-file good.jsonl
+check lora-r=8 | 2 | nothing takes 'lora-r=8' | --lora-r 8
 train --resume folder | 2 | there is no config.json in it | sft_nb runs
 train --resume good.jsonl | 2 | there is no such directory | sft_nb runs
 train --resume runs/none --from checkpoint-3 | 2 | there is no such directory | sft_nb runs
@@ -273,7 +275,7 @@ train --config demo --eval-steps -1 | 2 | --eval-steps -1 | no --eval-steps
 train --config demo --label-smoothing 2 | 2 | --label-smoothing is not an option | sft_nb train --help
 train --model tiny --train-file good.jsonl --model | 2 | --model has no value | --model tiny
 train --model | 2 | --model has no value | --model tiny
-train --config demo --max-steps 1e3x | 2 | --max-steps 1e3x | --max-steps 100
+train --config demo --max-steps 1e3x | 2 | --max-steps 1e3x | --max-steps 1000
 train --config demo --num-workers -1 | 2 | --num-workers -1 | --num-workers auto
 """.strip().splitlines()
 for entry in MORE_WRONG:

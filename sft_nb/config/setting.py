@@ -152,6 +152,8 @@ def whole_or_share(v:float, name:str)->tuple[str,None]|None:
     if 0 < v <= 1 or v > 0 and v == int(v): return None
     return f"{name} is a whole number of steps, or a share of all steps between 0 and 1", None
 
+_OTHER_WORDS = dict(truncat="cut", truncation="cut", trim="cut", skip="drop", ignor="drop", discard="drop",
+                    remov="drop", rais="error")   # what other tools call it, without an e at the end
 _NUMBER_AND_MORE = re.compile(r"\s*([-−]?\d+(?:[.,]\d+)?(?:e[-−+]?\d+)?)\D{0,10}", re.IGNORECASE)
 
 @patch
@@ -161,13 +163,14 @@ def suggest(self:Setting, v)->Any:
     for t in (self.type, *get_args(self.type)):
         if get_origin(t) is Literal:
             options = {str(option).lower(): option for option in get_args(t)}
-            near = difflib.get_close_matches(str(v).lower(), options, 1, .5)
+            word = _OTHER_WORDS.get(str(v).lower().removesuffix("e"), str(v).lower())
+            near = difflib.get_close_matches(word, options, 1, .5)
             if near: return options[near[0]]
     if self.type is bool: return bool(v) and str(v).lower() not in ("0", "false", "n", "no", "none", "off")
     if not isinstance(v, (str, int, float)): return otherwise
     if isinstance(v, str): v = parse_duration(v) if self.is_duration else parse_count(v)
-    if isinstance(v, str) and (number := _NUMBER_AND_MORE.fullmatch(v)):   # 2e-4x, 4096tokens, 0,0002
-        v = number[1].replace("−", "-").replace(",", ".")
+    if isinstance(v, str) and (number := _NUMBER_AND_MORE.fullmatch(v)):   # 2e-4x, 4096tokens, 0,0002, 1e3
+        v = float(number[1].replace("−", "-").replace(",", "."))
     for kind in (float, int, str) if isinstance(v, float) else (int, float, str):
         try: near = kind(v)
         except (ValueError, OverflowError): continue
