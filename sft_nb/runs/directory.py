@@ -70,7 +70,8 @@ class Run(Viewable):
         found = "there is no config.json in it" if os.path.isdir(self.path) else "there is no such directory"
         place = "here" if here == self.path.parent else "in runs"
         expected = f"the newest {place} are {', '.join(names[-5:])}" if names else "the directory of a run"
-        if near: expected = f"the nearest {place} is {near[0]}"
+        if near and near[0].rstrip("0123456789") != self.name.rstrip("0123456789"):   # not another number alone
+            expected = f"the nearest {place} is {near[0]}"
         raise MissingRunError(f"run {str(self.path)!r}", found, expected, command("sft_nb runs", "list_runs()"))
 
     @classmethod

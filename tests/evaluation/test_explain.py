@@ -192,6 +192,7 @@ def test_a_base_that_knows_no_such_text_is_a_cause():
         parts = {("base", "train"): SimpleNamespace(per_token=per_token)}, SimpleNamespace(tokenizer=range(tokens))
         return explaining._find_unknown_text(*parts, before and SimpleNamespace(before=before, after=after))
     (cause,) = found(11.)   # a guess has 6.61
-    assert cause.sure == "likely" and "11 nats a token, where guessing among 745 tokens gives 6.61" in str(cause.evidence)
+    assert cause.sure == "likely"
+    assert "11 nats a token, where guessing among 745 tokens gives 6.61" in cause.evidence[0]
     assert [found(*of)[0].sure for of in ((11., 10., 2.), (6.2, None))] == ["possible", "possible"]
     assert found(6.) is None and found(8., tokens=50_000) is None
