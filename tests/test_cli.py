@@ -98,8 +98,8 @@ WRONG = [  # arguments, exit code, what the message says
     (["train", "--config", "demo", "--eval-steps", "1", "--eval-samples", "0"], 2,
      ["eval_steps is 1 and eval_samples is 0"]),
     (["train", "--num-train-epochs", "inf"], 2, ["num_train_epochs", "a number"]),
-    (["train", "--max-steps", "0"], 2, ["max_steps = 0", "Fix: --max-steps 1"]),
-    (["train", "--max-steps", "five"], 2, ["max_steps = 'five'", "Fix: --max-steps 100"]),
+    (["train", "--max-steps", "0"], 2, ["--max-steps 0", "Fix: --max-steps 1"]),
+    (["train", "--max-steps", "five"], 2, ["--max-steps five", "Fix: --max-steps 100"]),
     (["train", "--max-steps"], 2, ["--max-steps has no value", "Fix: --max-steps 100"]),
     (["plan", "--device", "h20", "--lengths", "60"], 2, ["device 'h20'", "it is not in the list", "h200-141gb"]),
     (["plan", "--config", "demo", "--lengths", "300"], 2,
@@ -144,57 +144,59 @@ TRAIN | 2 | there is no such command | sft_nb --help
 train demo | 2 | nothing takes 'demo' | --config demo
 train --config demo --epoch 3 | 2 | --epoch is not an option | write --epochs
 train --config demo --learning-rate 1e-4 1e-5 | 2 | 1e-4 1e-5 | --learning-rate 1e-4
-train --config demo --learning-rate fast | 2 | learning_rate = 'fast' is a string | --learning-rate auto
-train --config demo --learning-rate -1 | 2 | learning_rate = -1.0 | --learning-rate auto
-train --config demo --learning-rate 2 | 2 | learning_rate = 2.0 | --learning-rate auto
-train --config demo --lora-r 0 | 2 | lora_r = 0 | --lora-r 16
-train --config demo --lora-r 1.5 | 2 | lora_r = '1.5' is a string | --lora-r 16
-train --config demo --lora-alpha -2 | 2 | lora_alpha = -2 | --lora-alpha 32
-train --config demo --lora-dropout 10 | 2 | lora_dropout = 10.0 | --lora-dropout 0.1
-train --config demo --weight-decay 10 | 2 | weight_decay = 10.0 | --weight-decay 0.1
-train --config demo --num-train-epochs -1 | 2 | num_train_epochs = -1.0 | --num-train-epochs 3
-train --config demo --max-length 0 | 2 | max_length = 0 | --max-length 512
-train --config demo --max-length -5 | 2 | max_length = -5 | --max-length 512
-train --config demo --batch-size 0 | 2 | batch_size = 0 | --batch-size 4
-train --config demo --batch-size 1.5 | 2 | per_device_train_batch_size = | --per-device-train-batch-size
-train --config demo --gradient-accumulation-steps 0 | 2 | gradient_accumulation_steps = | --gradient-accumulation-steps
-train --config demo --warmup-steps -1 | 2 | warmup_steps = -1.0 | --warmup-steps 0.03
-train --config demo --save-steps -1 | 2 | save_steps = -1 | --save-steps 200
-train --config demo --save-steps epochs | 2 | save_steps = 'epochs' is a string | --save-steps epoch
-train --config demo --logging-steps 0 | 2 | logging_steps = 0 | --logging-steps 10
-train --config demo --seed x | 2 | seed = 'x' is a string | --seed 42
-train --config demo --method full-lora | 2 | method = 'full-lora' is a string | --method lora
-train --config demo --dtype fp15 | 2 | dtype = 'fp15' is a string | --dtype auto
-train --config demo --device gpu | 2 | device = 'gpu' is a string | --device cpu
-train --config demo --on-long truncat | 2 | on_long = 'truncat' is a string | --on-long drop
-train --config demo --cut-side middle | 2 | cut_side = 'middle' is a string | --cut-side end
-train --config demo --on-bad-row skip | 2 | on_bad_row = 'skip' is a string | --on-bad-row error
-train --config demo --reasoning thinking | 2 | reasoning = 'thinking' is a string | --reasoning inline
-train --config demo --train-on-turns first | 2 | train_on_turns = 'first' is a string | --train-on-turns all
-train --config demo --train-on-prompt sometimes | 2 | train_on_prompt = 'sometimes' is a string | --no-train-on-prompt
-train --config demo --num-processes 0 | 2 | num_processes = 0 | --num-processes 1
-train --config demo --num-processes many | 2 | num_processes = 'many' is a string | --num-processes 1
-train --config demo --fsdp maybe | 2 | fsdp = 'maybe' | --fsdp
-train --config demo --max-grad-norm -1 | 2 | max_grad_norm = -1.0 | --max-grad-norm 1
-train --config demo --adam-beta2 1.5 | 2 | adam_beta2 = 1.5 | --adam-beta2 0.999
+train --config demo --learning-rate fast | 2 | --learning-rate fast | --learning-rate auto
+train --config demo --learning-rate -1 | 2 | --learning-rate -1 | --learning-rate auto
+train --config demo --learning-rate 2 | 2 | --learning-rate 2 | --learning-rate auto
+train --config demo --lora-r 0 | 2 | --lora-r 0 | --lora-r 16
+train --config demo --lora-r 1.5 | 2 | --lora-r 1.5 | --lora-r 1
+train --config demo --lora-alpha -2 | 2 | --lora-alpha -2 | --lora-alpha 32
+train --config demo --lora-dropout 10 | 2 | --lora-dropout 10 | --lora-dropout 0.1
+train --config demo --weight-decay 10 | 2 | --weight-decay 10 | --weight-decay 0.1
+train --config demo --num-train-epochs -1 | 2 | --num-train-epochs -1 | --num-train-epochs 3
+train --config demo --max-length 0 | 2 | --max-length 0 | --max-length 512
+train --config demo --max-length -5 | 2 | --max-length -5 | --max-length 512
+train --config demo --batch-size 0 | 2 | --batch-size 0 | --batch-size 4
+train --config demo --batch-size 1.5 | 2 | --per-device-train-batch-size | --per-device-train-batch-size
+train --config demo --gradient-accumulation-steps 0 | 2 | --gradient-accumulation-steps | --gradient-accumulation-steps
+train --config demo --warmup-steps -1 | 2 | --warmup-steps -1 | --warmup-steps 0.03
+train --config demo --save-steps -1 | 2 | --save-steps -1 | --save-steps 200
+train --config demo --save-steps epochs | 2 | --save-steps epochs | --save-steps epoch
+train --config demo --logging-steps 0 | 2 | --logging-steps 0 | --logging-steps 10
+train --config demo --seed x | 2 | --seed x | --seed 42
+train --config demo --method full-lora | 2 | --method full-lora | --method lora
+train --config demo --dtype fp15 | 2 | --dtype fp15 | --dtype auto
+train --config demo --device gpu | 2 | --device gpu | --device cpu
+train --config demo --on-long truncat | 2 | --on-long truncat | --on-long cut
+train --config demo --cut-side middle | 2 | --cut-side middle | --cut-side end
+train --config demo --on-bad-row skip | 2 | --on-bad-row skip | --on-bad-row drop
+train --config demo --reasoning thinking | 2 | --reasoning thinking | --reasoning inline
+train --config demo --train-on-turns first | 2 | --train-on-turns first | --train-on-turns all
+train --config demo --train-on-prompt sometimes | 2 | --train-on-prompt sometimes | --no-train-on-prompt
+train --config demo --num-processes 0 | 2 | --num-processes 0 | --num-processes 1
+train --config demo --num-processes many | 2 | --num-processes many | --num-processes 1
+train --config demo --fsdp maybe | 2 | --fsdp maybe | --fsdp
+train --config demo --max-grad-norm -1 | 2 | --max-grad-norm -1 | --max-grad-norm 1
+train --config demo --adam-beta2 1.5 | 2 | --adam-beta2 1.5 | --adam-beta2 0.999
 train --config demo --lora-target-modules | 2 | --lora-target-modules has no value | --lora-target-modules all-linear
-train --config demo --bnb-4bit-quant-type int4 | 2 | bnb_4bit_quant_type = 'int4' i | --bnb-4bit-quant-type nf4
-train --config demo --eval-samples -1 | 2 | eval_samples = -1 | --eval-samples 200
-train --config demo --eval-samples few | 2 | eval_samples = 'few' is a string | --eval-samples 200
-train --config demo --max-samples -1 | 2 | max_samples = -1 | no --max-samples
-train --config demo --max-time soon | 2 | max_time = 'soon' is a string | leave --max-time out, or write a number
-train --config demo --max-time -5 | 2 | max_time = -5.0 | no --max-time
-train --config demo --neftune-noise-alpha x | 2 | neftune_noise_alpha = 'x' | leave --neftune-noise-alpha out
+train --config demo --bnb-4bit-quant-type int4 | 2 | --bnb-4bit-quant-type int4 | --bnb-4bit-quant-type nf4
+train --config demo --eval-samples -1 | 2 | --eval-samples -1 | --eval-samples 200
+train --config demo --eval-samples few | 2 | --eval-samples few | --eval-samples 200
+train --config demo --max-samples -1 | 2 | --max-samples -1 | no --max-samples
+train --config demo --max-time soon | 2 | --max-time soon | leave --max-time out, or write a number
+train --config demo --max-time -5 | 2 | --max-time -5 | no --max-time
+train --config demo --neftune-noise-alpha x | 2 | --neftune-noise-alpha x | leave --neftune-noise-alpha out
 train --config demo --bf16 --fp16 | 2 | dtype is set twice, to 'bfloat16' | keep bf16 or fp16, and delete the other
-train --config demo --packing maybe | 2 | packing = 'maybe' | leave --packing out
-train --train-file good.jsonl --eval-fraction 2 | 2 | eval_fraction = 2.0 | --eval-fraction 0.02
-train --train-file good.jsonl --max-samples 0 | 2 | max_samples = 0 | no --max-samples
+train --config demo --packing maybe | 2 | --packing maybe | leave --packing out
+train --train-file good.jsonl --eval-fraction 2 | 2 | --eval-fraction 2 | --eval-fraction 0.02
+train --train-file good.jsonl --max-samples 0 | 2 | --max-samples 0 | no --max-samples
 train --config good.jsonl | 2 | this is not a .py, .yaml or .json file | --train-file good.jsonl
 train --config folder | 2 | this is not a .py, .yaml or .json file | --config default
 train --config broken.yaml | 2 | while parsing a flow sequence, | correct line 1, which is: seed
 train --config list.yaml | 2 | it is a list | write one setting per line, such as max_length: 512
 train --config demo --config gsm8k | 2 | --config is given twice | leave one out
 train --resume | 2 | --resume has no value | --resume runs/NAME
+train train_file=good.jsonl | 2 | nothing takes 'train_file=good.jsonl' | --train-file good.jsonl
+check lora-r=8 | 2 | nothing takes 'lora-r=8' | --lora-r 8
 train --resume folder | 2 | there is no config.json in it | sft_nb runs
 train --resume good.jsonl | 2 | there is no such directory | sft_nb runs
 train --resume runs/none --from checkpoint-3 | 2 | there is no such directory | sft_nb runs
@@ -203,9 +205,9 @@ config --config demo --lora_rr 3 | 2 | --lora_rr is not an option | write --lora
 config --config demo --nothing 3 | 2 | --nothing is not an option | sft_nb config --help
 data --train-file | 2 | --train-file has no value | --train-file rows.jsonl
 data --train-file empty.jsonl | 1 | there is no row in it | look at empty.jsonl, and at the step that wrote it
-data --train-file good.jsonl --show many | 2 | show = 'many' is a string | --show 0
+data --train-file good.jsonl --show many | 2 | --show many | --show 0
 data --train-file good.jsonl --show -1 | 2 | --show is -1 | --show 0
-data --train-file good.jsonl --dropped x | 2 | dropped = 'x' is a string | --dropped 0
+data --train-file good.jsonl --dropped x | 2 | --dropped x | --dropped 0
 data --config demo --nonsense | 2 | --nonsense is not an option | sft_nb data --help
 check --config nosuch | 2 | no config and no file has this name | --config default
 check --config nosuch.yaml | 2 | no config and no file has this name | ls .
@@ -214,7 +216,7 @@ check --config demo --max-length | 2 | --max-length has no value | --max-length 
 evaluate good.jsonl | 2 | it is a file | sft_nb runs
 evaluate folder | 2 | there is no run and no model in it | sft_nb runs
 merge runs/none --output x | 2 | --output is not an option; the nearest is --out | write --out
-evaluate runs/none --eval-samples x | 2 | eval_samples = 'x' is a string | leave --eval-samples out, or write an integer
+evaluate runs/none --eval-samples x | 2 | --eval-samples x | leave --eval-samples out, or write an integer
 evaluate runs/none --max-new-tokens 0 | 2 | there is no such directory | sft_nb runs
 evaluate runs/none --temperature hot | 2 | --temperature is not an option | sft_nb evaluate --help
 evaluate a b | 2 | nothing takes 'b' | sft_nb evaluate --help
@@ -233,7 +235,7 @@ explain runs/none | 2 | there is no such directory | sft_nb runs
 merge | 2 | run is missing | sft_nb merge runs/NAME
 merge folder | 2 | there is no config.json in it | sft_nb runs
 merge runs/none --out x | 2 | there is no such directory | sft_nb runs
-merge runs/none --dtype int3 | 2 | dtype = 'int3' is a string | --dtype bfloat16
+merge runs/none --dtype int3 | 2 | --dtype int3 | --dtype bfloat16
 merge good.jsonl | 2 | there is no such directory | sft_nb runs
 prove | 2 | run is missing | sft_nb prove runs/NAME
 prove runs/none | 2 | there is no such directory | sft_nb runs
@@ -250,7 +252,7 @@ runs --sort bogus | 2 | --sort is not an option | sft_nb runs --help
 runs --state sleeping | 2 | --state is not an option | sft_nb runs --help
 stop | 2 | run is missing | sft_nb stop runs/NAME
 stop folder | 2 | there is no config.json in it | sft_nb runs
-stop runs/none --timeout soon | 2 | timeout = 'soon' is a string | --timeout 120
+stop runs/none --timeout soon | 2 | --timeout soon | --timeout 120
 stop runs/none --now | 2 | --now is not an option | sft_nb stop --help
 search --config demo --trials 0 | 2 | no values are named | sft_nb search --learning-rate 1e-4 3e-4
 completion | 2 | no shell is named; one of bash, zsh, fish | sft_nb completion bash
@@ -265,16 +267,16 @@ help trian | 2 | there is no such command | sft_nb --help
 -x | 2 | there is no such command | sft_nb --help
 train -x | 2 | -x is not an option | sft_nb train --help
 train -h3 | 2 | -h3 is not an option | sft_nb train --help
-train --config demo --trust-remote-code maybe | 2 | trust_remote_code = 'maybe' is a string | --trust-remote-code
-train --config demo --router-aux-loss-coef -1 | 2 | router_aux_loss_coef = -1.0 | no --router-aux-loss-coef
-train --config demo --sequence-parallel-size 0 | 2 | sequence_parallel_size = 0 | --sequence-parallel-size 1
-train --config demo --early-stopping-patience 0 | 2 | early_stopping_patience = 0 | no --early-stopping-patience
-train --config demo --eval-steps -1 | 2 | eval_steps = -1 | no --eval-steps
+train --config demo --trust-remote-code maybe | 2 | --trust-remote-code maybe | --trust-remote-code
+train --config demo --router-aux-loss-coef -1 | 2 | --router-aux-loss-coef -1 | no --router-aux-loss-coef
+train --config demo --sequence-parallel-size 0 | 2 | --sequence-parallel-size 0 | --sequence-parallel-size 1
+train --config demo --early-stopping-patience 0 | 2 | --early-stopping-patience 0 | no --early-stopping-patience
+train --config demo --eval-steps -1 | 2 | --eval-steps -1 | no --eval-steps
 train --config demo --label-smoothing 2 | 2 | --label-smoothing is not an option | sft_nb train --help
 train --model tiny --train-file good.jsonl --model | 2 | --model has no value | --model tiny
 train --model | 2 | --model has no value | --model tiny
-train --config demo --max-steps 1e3x | 2 | max_steps = '1e3x' is a string | --max-steps 100
-train --config demo --num-workers -1 | 2 | num_workers = -1 | --num-workers auto
+train --config demo --max-steps 1e3x | 2 | --max-steps 1e3x | --max-steps 1000
+train --config demo --num-workers -1 | 2 | --num-workers -1 | --num-workers auto
 """.strip().splitlines()
 for entry in MORE_WRONG:
     line, code, *says = entry.split(" | ")
@@ -539,9 +541,9 @@ def test_an_example_of_a_needed_number(capsys):
 
 @pytest.mark.parametrize("line, says", [
     ("compare a b --among " + "9" * 400, "among is an integer of more than 63 bits"),
-    ("verdict a --min-gain nan", "min_gain = nan is not a finite number; min_gain takes a number. Fix: --min-gain 0"),
+    ("verdict a --min-gain nan", "--min-gain nan is not a finite number; min_gain takes a number. Fix: --min-gain 0"),
     ("generate a hi --seed " + "9" * 30, "seed is an integer of more than 63 bits"),
-    ("generate a hi --temperature inf", "temperature = inf is not a finite number"),
+    ("generate a hi --temperature inf", "--temperature inf is not a finite number"),
     ("plan --lengths " + "9" * 30, "lengths is an integer of more than 63 bits")])
 def test_numbers_that_cannot_be_used(line, says, capsys):
     assert main(line.split()) == 2

@@ -327,7 +327,9 @@ def _check_first(command_name:str, texts:list[str], own:dict[str,Option])->None:
     text = texts[len(places)]
     is_config = text in config_names() or os.path.isfile(text) and text.endswith((".py", ".yaml", ".yml", ".sh"))
     fix = _line_of(command_name)
-    if is_config: fix = edit(config=text)
+    name, is_pair, value = text.partition("=")
+    if is_pair and value and (full_name(name) in SETTINGS or name in own): fix = edit(**{full_name(name): value})
+    elif is_config: fix = edit(config=text)
     elif os.path.isfile(os.path.join(text, "status.json")):
         fix = edit(config=text)
         if command_name == "train": fix = edit(resume=text) | fix

@@ -152,6 +152,10 @@ def whole_or_share(v:float, name:str)->tuple[str,None]|None:
     if 0 < v <= 1 or v > 0 and v == int(v): return None
     return f"{name} is a whole number of steps, or a share of all steps between 0 and 1", None
 
+_OTHER_WORDS = dict(truncat="cut", truncation="cut", trim="cut", skip="drop", ignor="drop", discard="drop",
+                    remov="drop", rais="error")   # what other tools call it, without an e at the end
+_NUMBER_AND_MORE = re.compile(r"\s*([-−]?\d+(?:[.,]\d+)?(?:e[-−+]?\d+)?)\D{0,10}", re.IGNORECASE)
+
 @patch
 def suggest(self:Setting, v)->Any:
     "A valid value close to `v`, else an example or the default"
@@ -159,11 +163,14 @@ def suggest(self:Setting, v)->Any:
     for t in (self.type, *get_args(self.type)):
         if get_origin(t) is Literal:
             options = {str(option).lower(): option for option in get_args(t)}
-            near = difflib.get_close_matches(str(v).lower(), options, 1, .5)
+            word = _OTHER_WORDS.get(str(v).lower().removesuffix("e"), str(v).lower())
+            near = difflib.get_close_matches(word, options, 1, .5)
             if near: return options[near[0]]
     if self.type is bool: return bool(v) and str(v).lower() not in ("0", "false", "n", "no", "none", "off")
     if not isinstance(v, (str, int, float)): return otherwise
     if isinstance(v, str): v = parse_duration(v) if self.is_duration else parse_count(v)
+    if isinstance(v, str) and (number := _NUMBER_AND_MORE.fullmatch(v)):   # 2e-4x, 4096tokens, 0,0002, 1e3
+        v = float(number[1].replace("−", "-").replace(",", "."))
     for kind in (float, int, str) if isinstance(v, float) else (int, float, str):
         try: near = kind(v)
         except (ValueError, OverflowError): continue
@@ -206,7 +213,7 @@ def written_in(self:Setting,
 )->str:
     "The line that sets the value: `max_length = 512`, or `sequence_len: 512` in YAML"
     language = language_of_source(where)
-    return spell_settings({name: value}, language if language in ("yaml", "json") else "file")
+    return spell_settings({name: value}, language if language in ("yaml", "json", "shell") else "file")
 
 @patch
 def wrong_type(self:Setting, v, where:str,
@@ -233,6 +240,7 @@ def wrong_type(self:Setting, v, where:str,
     if inside: kind = f"a list with {inside[0]!r} in it"
     if isinstance(v, float) and not math.isfinite(v): kind = "not a finite number"
     found, proposed = f"{self.written_in(where, name, v)} is {kind}", self.suggest(v)
+    if isinstance(v, str) and language_of_source(where) == "shell": found = found.removesuffix(f" is {kind}")
     if isinstance(v, (tuple, list)) and len(v) == 1 and fits_type(v[0], self.type):
         if isinstance(v, tuple): found = f"{name} = {v[0]!r}, is a tuple: the comma at the end makes it one"
         proposed = v[0]

@@ -51,7 +51,7 @@ class Verdict(Viewable):
         if d.is_share and d.differs and d.smallest != math.inf:
             found = power(d.n, .05, d.differing, sd=d.sd)
             detectable = f"{d.n} rows detect a loss of 5 points in {found:.0%} of cases"
-        notes = [str(d), detectable]
+        notes = [str(d)] if self.says == "better" else [str(d), detectable]
         if self.over_trivial is not None: notes.append(f"over {self.over}: {self.over_trivial}")
         if self.of > 1: notes.append(f"{self.checkpoint} is the best of {self.of}: the interval is corrected")
         if self.forgotten is not None: notes.append(str(self.forgotten))

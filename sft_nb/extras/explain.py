@@ -48,6 +48,7 @@ CAUSES = dict(
     contradictions="equal prompts have different answers", noise="part of the training answers is wrong",
     unrelated="the answers do not follow from the prompts", wrong_column="another column holds the answers",
     duplicates="few rows, often repeated", overfit="it has learned its rows by heart",
+    unknown_text="the base does not know such text",
     leak="held-out questions are among the training rows", base_good="the base can already do it",
     few_held_out="too few rows are held out to tell")
 
@@ -58,7 +59,7 @@ _FOLLOWS = dict(   # cause -> others that it brings about, and that are not show
     scorer=("base_good",), not_finite=("rate_high",), one_label=("duplicates", "unrelated", "unlike"),
     duplicates=("overfit", "unlike"), unlike=("overfit", "template"))
 _FOLLOWS |= dict.fromkeys("rate_high rate_low few_steps capacity dropout weight_decay nothing_trained".split(),
-                          ("unrelated",)) | dict(noise=("few_steps",))
+                          ("unrelated", "unknown_text")) | dict(noise=("few_steps",))
 
 @dataclass(frozen=True)
 class Cause:
@@ -393,6 +394,18 @@ def _find_unrelated(measured, heart_or_none, arms_or_none):
     return [Cause("unrelated", sure, .8, tuple(evidence), _DO_THEY_BELONG, against)]
 
 @_add_finder
+def _find_unknown_text(measured, data, heart_or_none):
+    "The base finds the answers no likelier than a guess among all tokens"
+    loss, guess = measured["base", "train"].per_token, math.log(len(data.tokenizer))
+    if loss < guess - .5: return None
+    evidence = [f"the base's loss of the training answers is {loss:.3g} nats a token, where guessing among "
+                f"{len(data.tokenizer):,} tokens gives {guess:.3g}"]
+    fails = heart_or_none is not None and heart_or_none.after > .3 * heart_or_none.before
+    if fails: evidence.append(f"in 30 steps even 8 rows alone only reach {heart_or_none.after:.3g}")
+    fix = as_fix("a {model} trained on such text") | edit(method="full") | "more steps"
+    return [Cause("unknown_text", "likely" if fails else "possible", .1, tuple(evidence), fix)]
+
+@_add_finder
 def _find_memorised(measured, data):
     if not {("tuned", "train"), ("tuned", "eval"), ("base", "eval")} <= {*measured}: return None
     own, held, base = (measured[key].per_token for key in (("tuned", "train"), ("tuned", "eval"), ("base", "eval")))
@@ -589,7 +602,7 @@ class _Explainer:
         self.tried.append(Experiment(name, asks, seconds, took, says))
 
     def over_budget(self, seconds:float)->str:
-        needed = f"{math.ceil(1.2 * (self.spent + seconds) / 60)}m"
+        needed = f"{math.ceil(max(1.2 * (self.spent + seconds), 1.5 * self.budget) / 60)}m"
         fix = command(f"sft_nb explain {shell_quote(self.case.run.path)} --budget {needed}",
                       f'explain("{self.case.run.path}", budget="{needed}")')
         return f"over the budget: {fix}"
@@ -608,7 +621,7 @@ class _Explainer:
         try: tries, pace = _settings_to_try(case)[:_MOST_TRIES], case.part("pace")
         except Missing: return
         several = len(tries) + 1
-        def affordable(n): return min(step, int(((self.budget - self.spent) / (1.1 * n) - self.fixed) / pace))
+        def affordable(n): return min(step, int(((self.budget - self.spent) / (1.4 * n) - self.fixed) / pace))
         steps = affordable(several)
         if steps < min(step, 8): steps = affordable(several := min(several, 4))
         if steps < min(step, 8):

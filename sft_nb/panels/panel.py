@@ -252,8 +252,8 @@ class Panel(anywidget.AnyWidget):
         self.lock = threading.RLock()
         self.on_msg(self._receive_event)
 
-    def __repr__(self): return type(self).__name__
-    def to_text(self)->str: return self.state.as_text() if hasattr(self.state, "as_text") else repr(self)
+    def __repr__(self): return f"{type(self).__name__}: to_text() shows it without a notebook"
+    def to_text(self)->str: return self.state.as_text() if hasattr(self.state, "as_text") else type(self).__name__
     def blocks(self)->list[dict]: return [html_block(self.state.html())]
     def to_html(self)->str:
         "The picture that is saved"

@@ -100,7 +100,7 @@ def parse_value(
     if not isinstance(x, str): return x
     try: return json.loads(x)
     except (ValueError, RecursionError) as e:
-        found = f"{name} cannot be read as JSON ({str(e)[:60]}): {x[:60]}"
+        found = f"{name} cannot be read as JSON ({getattr(e, 'msg', str(e))}): {x[:60]!r}"
         raise SftError("row", found, "JSON", f"write {name} as valid JSON") from e
 
 def json_text(

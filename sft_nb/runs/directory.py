@@ -8,7 +8,7 @@ __all__ = ['SYSTEM_PROMPT_FILE', 'Run', 'check_links', 'check_permissions', 'ope
            'runs_table', 'list_runs']
 
 # %% ../../nbs/10_runs/09_directory.ipynb #aeb61a38
-import errno, math, os, sys, time, uuid
+import difflib, errno, math, os, sys, time, uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -65,10 +65,13 @@ class Run(Viewable):
         if is_denied(self.path/"config.json"): raise denied_error(f"run {self.name!r}", self.path/"config.json")
         if os.path.lexists(self.path/"config.json"): return   # whether it can be read is seen when it is
         here = self.path.parent if run_folders(self.path.parent) else Path("runs")
-        near = ", ".join(p.name for p in run_folders(here)[-5:])
+        names = [p.name for p in run_folders(here)]
+        near = difflib.get_close_matches(self.name, names, 1, .7)
         found = "there is no config.json in it" if os.path.isdir(self.path) else "there is no such directory"
         place = "here" if here == self.path.parent else "in runs"
-        expected = f"the newest {place} are {near}" if near else "the directory of a run"
+        expected = f"the newest {place} are {', '.join(names[-5:])}" if names else "the directory of a run"
+        if near and near[0].rstrip("0123456789") != self.name.rstrip("0123456789"):   # not another number alone
+            expected = f"the nearest {place} is {near[0]}"
         raise MissingRunError(f"run {str(self.path)!r}", found, expected, command("sft_nb runs", "list_runs()"))
 
     @classmethod

@@ -185,3 +185,14 @@ def test_the_pace_is_that_of_the_last_steps_and_for_one_process():
     pace = Measured.pace.func   # the property of `Measured`, without a run
     assert (pace(of(2.)), pace(of(None))) == (4., 6.)
     with pytest.raises(Missing, match="no times"): pace(SimpleNamespace(lines=[], run=SimpleNamespace(step=10)))
+
+
+def test_a_base_that_knows_no_such_text_is_a_cause():
+    def found(per_token, before=10., after=5., tokens=745):
+        parts = {("base", "train"): SimpleNamespace(per_token=per_token)}, SimpleNamespace(tokenizer=range(tokens))
+        return explaining._find_unknown_text(*parts, before and SimpleNamespace(before=before, after=after))
+    (cause,) = found(11.)   # a guess has 6.61
+    assert cause.sure == "likely"
+    assert "11 nats a token, where guessing among 745 tokens gives 6.61" in cause.evidence[0]
+    assert [found(*of)[0].sure for of in ((11., 10., 2.), (6.2, None))] == ["possible", "possible"]
+    assert found(6.) is None and found(8., tokens=50_000) is None

@@ -299,7 +299,7 @@ def test_recipes_that_are_neither_trusted_nor_run_show_supervised_text_curves_an
         images.first.scroll_into_view_if_needed()
         expect(images.first).to_have_js_property("complete", True)
         assert images.first.evaluate("e => e.naturalWidth") > 300
-        assert outputs.get_by_text("BatchPanel", exact=True).count() == 0
+        assert outputs.get_by_text("BatchPanel: to_text()").count() == 0
         answer = page.locator(".jp-MarkdownCell details").first   # of a question to the reader
         expect(answer.locator("p").first).to_be_hidden()
         answer.get_by_text("Answer", exact=True).click()

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sft_nb.config.load import load_config
-from sft_nb.base.report import MissingPathError, SftError
+from sft_nb.base.report import ConfigError, MissingPathError, SftError
 from sft_nb.runs.checkpoint import find_corruption, flatten_folder, prune, remove_leftovers, write_checksums
 from sft_nb.runs.directory import Run, create_run, open_run
 from sft_nb.runs.provenance import base_folder
@@ -191,3 +191,13 @@ def test_the_folder_of_a_base_from_the_hub_is_that_of_its_commit(tmp_path, monke
     (repo/".no_exist"/commit/"config.json").touch()
     (repo/"snapshots"/commit/"config.json").unlink()
     assert base_folder(**of, init="pretrained") is None   # the hub has no such file
+
+
+def test_the_nearest_run_is_named(tmp_path):
+    for name in ("intent", "share"):
+        (tmp_path/name).mkdir()
+        (tmp_path/name/"config.json").write_text("{}")
+    with pytest.raises(ConfigError) as e: Run(tmp_path/"intnet")
+    assert e.value.expected == "the nearest here is intent"
+    with pytest.raises(ConfigError) as e: Run(tmp_path/"other")
+    assert e.value.expected == "the newest here are intent, share"
