@@ -67,7 +67,7 @@ class Split:
         Args:
             example: number of the example in this split"""
 
-    def name_rows(self, examples: list[int]) -> str:
+    def name_rows(self, examples: list[int], most: int=...) -> str:
         """The places of a few examples and the number of others: qa.jsonl line 7, 9, 12 and 12 more
         
         Args:
@@ -77,8 +77,12 @@ class Split:
         """Examples that are equal to an earlier one"""
 
     @cached_property
+    def spellings(self) -> dict[str, list[int]]:
+        """The supervised texts of at most 2,000 examples -> those examples; empty if they are too long for labels"""
+
+    @cached_property
     def labels(self) -> dict[str, int]:
-        """Count the supervised texts of at most 2,000 examples; empty if they are too long for labels"""
+        """Count the labels as the task for labels does: through case, blanks and punctuation; empty if answers are none"""
 
     def __len__(self) -> int: ...
 
