@@ -17,7 +17,7 @@ from ..rows.columns import TEXT_COLUMNS
 # %% ../../nbs/16_extras/25_column_roles.ipynb #cro00006
 _WORDS = {   # role -> English words; parts of words in other languages
     "answer": (
-        "answer ans completion response resp reply output solution resolution target generation translation "
+        "expected answer ans completion response resp reply output solution resolution target generation translation "
         "summary highlights tldr accepted assistant bot chatbot gold truth result sql abstract attempt corrected "
         "edited revised rewritten simplified new",
         "antwort lösung loesung ausgabe ergebnis zusammenfassung übersetzung uebersetzung réponse sortie "
@@ -233,4 +233,5 @@ def find_rejections(
         if name in row: look(name, row[name])
         elif isinstance(messages, list):
             for m in messages: look(name, m.get(key) if isinstance(m, dict) else None)
+        elif isinstance(messages, dict): look(name, messages.get(key))
     return [*dict.fromkeys(found)]

@@ -71,7 +71,16 @@ def kind_of_values(
     return "label" if len({*texts}) <= .34 * len(texts) and max(map(len, texts)) <= 60 else "text"
 
 # %% ../../nbs/16_extras/26_proposals.ipynb #prop0005
-def _values_inside(path:str, value, depth:int=4)->Iterator[tuple[str,object]]:
+_OF_AN_API = {"messages", "choices", "contents", "candidates", "role"}
+
+def _as_object(value):
+    "A request or a response that is kept as JSON text, parsed; any other value as it is"
+    if not isinstance(value, str) or value.lstrip()[:1] != "{": return value
+    try: found = json.loads(value)
+    except (ValueError, RecursionError): return value
+    return found if isinstance(found, dict) and not _OF_AN_API.isdisjoint(found) else value
+
+def _values_inside(path:str, value, depth:int=5)->Iterator[tuple[str,object]]:
     "Paths and values of what a nested value holds: the entries of objects, those of lists of one, and joined texts"
     if _kind_of_value(value) == "messages":
         yield path, value
@@ -85,7 +94,8 @@ def _values_inside(path:str, value, depth:int=4)->Iterator[tuple[str,object]]:
         for k, v in value.items() if not is_pair else (): yield from _values_inside(f"{path}.{k}", v, depth - 1)
     elif "." in path or path.endswith("]") and isinstance(value, str): yield path, value
 
-_CHOICES_OF_AN_API = re.compile(r"choices(\[\d+\])?\.(message|delta|finish_reason|index|logprobs)\b")
+_CHOICES_OF_AN_API = re.compile(
+    r"(choices|candidates)(\[\d+\])?\.(message|delta|content|finish_?reason|index|\w*logprobs|safetyRatings)\b", re.I)
 
 class SampledColumns:
     "The columns of the first rows that have content, with their values and the kinds of those"
@@ -97,6 +107,7 @@ class SampledColumns:
         values, self.outer = {}, {}   # path -> its column
         for row in self.rows:
             for column, value in dict.items(row):
+                value = _as_object(value)
                 inside = _values_inside(str(column), value) if isinstance(value, (list, dict)) else ()
                 for path, v in ((column, value), *inside):
                     self.outer[path] = column
@@ -234,6 +245,8 @@ def _gives_answer(row:dict, pairs:dict[str,str], fields:tuple[str,...])->bool:
 
 _TALKS = {*"dialog dialogue conversation chat turn utterance message".split()}
 
+def _outer_of(path)->str: return str(path).rpartition(".")[0]
+
 def _propose_conversations(columns:SampledColumns)->list[dict]:
     "Fields for each column of messages: it ends with an answer, or a column of text holds that"
     def alternates(c):
@@ -243,7 +256,9 @@ def _propose_conversations(columns:SampledColumns)->list[dict]:
     found = []
     for c, kind in columns.kinds.items():
         if kind != "messages" and not alternates(c) or columns.is_metadata(c): continue
-        more = {field: k for k in columns.values if (field := field_of(k)) in ("system", "tools") and k != field}
+        beside = [k for k in columns.values if k == columns.outer[k] or _outer_of(k) == _outer_of(c)]
+        more = {field: k for k in beside if (field := field_of(str(k).rpartition(".")[2])) in ("system", "tools")
+                and k != field}
         answers = [*columns.answers(), *(k for k, kind in columns.kinds.items() if kind == "messages" and k != c)]
         found += [dict(messages=c) | more, *(dict(prompt=c, completion=answer) | more for answer in answers)]
     return found
@@ -295,6 +310,14 @@ def _add_reasoning(columns:SampledColumns, pairs:dict[str,str], fields:tuple[str
                  or fields and str(c).isdigit()]
         if named: pairs[field] = max(named, key=lambda c: len(word_set(c) & word_set(answer)))
 
+def _whole_message(rows:list[dict], path:str)->str:
+    "The path of the message that holds the text at a path, or the path itself"
+    for step in reversed([*re.finditer(r"[.\[]", path)]):
+        outer = path[:step.start()]
+        found = [value_at(row, outer) for row in rows]
+        if sum(isinstance(v, dict) and "role" in v for v in found) >= .5 * len(found): return outer
+    return path
+
 def propose_fields(
     rows:list[dict]|dict,       # some rows, or one
     fields:tuple[str,...]=(),   # fields that a task needs, the answer last; empty: those of a format
@@ -315,10 +338,11 @@ def propose_fields(
         proposals = _propose_conversations(columns)
     def works(pairs): return sum(_gives_answer(row, pairs, fields) for row in columns.rows) >= .5 * len(columns.rows)
     found = next(([pairs] for pairs in proposals if works(pairs)), None)
-    if found is None: found = [p for p in _questions_and_answers(columns, fields or wanted, labels) if p and works(p)]
+    for names in [fields] if fields else [wanted, *_PAIRS]:
+        found = found or [p for p in _questions_and_answers(columns, names, labels) if p and works(p)]
     for pairs in found: _add_reasoning(columns, pairs, fields, optional)
     for pairs in found if not fields else ():   # a whole message has its calls and its reasoning, too
-        whole = {f: c.removesuffix(".content") for f, c in pairs.items() if f == "completion"}
+        whole = {f: _whole_message(columns.rows, str(c)) for f, c in pairs.items() if f == "completion"}
         if whole and works(pairs | whole): pairs |= whole
     found.sort(key=lambda pairs: not {*optional} & {*pairs} if not fields else 0)   # a thought belongs to its answer
     fixes = [edit(fields=(*given, *(f"{f}={c}" for f, c in pairs.items()))) for pairs in found]

@@ -16,7 +16,7 @@ from functools import lru_cache
 from ..base.extensions import extension
 from ..base.report import as_fix, ConfigError, edit, SftError
 from .settings import FORMATS
-from .messages import CONTENT_KEYS, is_empty, LOSS_FLAGS, read_flag, REASONING_KEYS, ROLE_KEYS
+from .messages import CONTENT_KEYS, is_empty, LOSS_FLAGS, parse_value, read_flag, REASONING_KEYS, ROLE_KEYS
 from .readers import column_words, COMPLETION_KEYS, detect, detect_by_columns, join_names, value_at
 
 # %% ../../nbs/02_rows/04_columns.ipynb #233d50b2
@@ -90,6 +90,7 @@ def _rest_of(
     if path in parts: return {}
     if not any(part.startswith((f"{path}.", f"{path}[")) for part in parts):
         return {path: value} if any(map(str.isalpha, str(value))) else {}
+    value = parse_value(value, path)   # JSON, in a table
     if isinstance(value, dict): inside = {f"{path}.{k}": v for k, v in value.items() if k != "role"}
     else:   # of a list, the entry that is read, and one that is not
         listed = {f"{path}[{k}]": v for k, v in enumerate(value)} if isinstance(value, list) else {}

@@ -241,6 +241,7 @@ def as_messages(
     if isinstance(x, list) and x and all(isinstance(p, dict) and p.get("type") in TEXT_TYPES for p in x):
         if not any(first_present(p, ROLE_KEYS) for p in x):   # blocks
             return [normalise_message(dict(role=role, content=x), name)]
+    if isinstance(x, dict) and [*x] == ["messages"]: x = x["messages"]
     if isinstance(x, dict) and x.get("error") and first_present(x, ROLE_KEYS) is None:   # of an API
         said = x["error"].get("message") if isinstance(x["error"], dict) else x["error"]
         raise SftError("row", f"{name} holds an error and no message: {short_repr(said, 60)}", "a message",

@@ -158,6 +158,17 @@ PROPOSED = dict(   # name -> row, settings of the first fix, learned of the firs
     api_log=(dict(request=dict(model="m", messages=[USER]), response=dict(choices=[dict(
         index=0, message=ANSWER, finish_reason="stop")])),
              "prompt=request.messages completion=response.choices[0].message", FIRST, "What is 0"),
+    anthropic_log=(dict(request=dict(model="m", system="Be short.", messages=[USER]), response=dict(
+        id="m{k}", type="message", role="assistant", content=[dict(type="text", text=A)], stop_reason="end_turn")),
+                   "prompt=request.messages completion=response system=request.system", FIRST, "Be short."),
+    gemini_log=(dict(request=dict(contents=[dict(role="user", parts=[dict(text=Q)])]), response=dict(candidates=[dict(
+        content=dict(role="model", parts=[dict(text=A)]), finishReason="STOP", index=0)])),
+                "prompt=request.contents completion=response.candidates[0].content", FIRST, "What is 0"),
+    mlflow=(dict(request=json.dumps(dict(messages=[USER])),
+                 response=json.dumps(dict(choices=[dict(message=ANSWER, finish_reason="stop")]))),
+            "prompt=request.messages completion=response.choices[0].message", FIRST, "What is 0"),
+    braintrust=(dict(id="t{k}", input=dict(question=Q), output="wrong {k}", expected=A, scores=dict(Factuality=.5)),
+                "question=input.question answer=expected", FIRST, "What is 0"),
     bird=(dict(db_id="d", question=Q, evidence="id {k}", SQL="SELECT {k}"), "answer=SQL context=evidence", "SELECT 0",
           "id 0"),
     langsmith=(dict(id="{k}", inputs=dict(question=Q), outputs=dict(answer=A)),
@@ -262,6 +273,11 @@ def test_preferences_with_equal_scores_are_counted():
             for k in range(6)]
     said, = [f.says for f in read(rows).report.findings if f.check == "train_pairs"]
     assert said.endswith("; in 2 of them both have the same score")
+
+
+def test_the_input_of_a_trace_holds_its_messages():
+    data = read(dict(id="t{k}", input=dict(messages=[USER]), output=ANSWER, metadata=dict(env="prod")))
+    assert learned(data)[0] == FIRST and "What is 0" in prompt(data)
 
 
 def test_what_only_begins_like_messages_is_a_text():
