@@ -6,6 +6,7 @@
 __all__ = ['TASK', 'plain_label', 'alike_labels', 'Classify']
 
 # %% ../../nbs/03_tasks/07_classify.ipynb #cla00003
+import re
 from collections import Counter
 from copy import copy
 
@@ -15,9 +16,13 @@ from .metrics import class_figures
 from .chat import Chat
 
 # %% ../../nbs/03_tasks/07_classify.ipynb #cla00006
+_AROUND = " \t\r\n\"'`“”«»„.,;:!"
+
 def plain_label(text:str)->str:
-    "A label without case, quotation marks, markup, and punctuation at its end"
-    return " ".join(text.strip(" \t\r\n\"'`*“”«»„.,;:!").split()).casefold()
+    "A label without case, quotation marks, markup, and punctuation at its end; A* is not A, and *** is not *"
+    plain = text.strip(_AROUND)
+    if marked := re.fullmatch(r"(\*+)([^*]+)\1|\* +(.+)", plain): plain = (marked[2] or marked[3]).strip(_AROUND)
+    return " ".join((plain or text).split()).casefold()
 
 def alike_labels(
     counts:dict[str,int],   # label -> rows
