@@ -153,7 +153,7 @@ def test_a_key_of_any_file_has_one_meaning():
 def test_the_files_of_tools_have_no_other_parts():
     "A misspelled section would be skipped"
     known = set("title marks needed dependent_defaults defaults nulls keys own methods accepted ignored refused "
-                "parameters types entries columns".split())
+                "parameters types entries columns unsaid".split())
     assert {name: found for name in TOOLS if (found := {*read_toml(name)} - known)} == {}
     known = set("title marks fix adapter alpha_scale counts_batches equal layers datasets other_methods".split())
     tools = read_toml("unread/every-tool")["order"]

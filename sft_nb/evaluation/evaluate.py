@@ -631,4 +631,4 @@ def save_evaluation(e:Evaluation, evaluator:Evaluator)->None:
         else: log("sft_nb: trackers do not get the scores: that needs sft_nb.extras, which is missing")
     card = extension("card")
     if card and not other and e.checkpoint == "adapter" and card.keep_card(run):
-        log("sft_nb: its card has these scores: adapter/README.md")
+        log("sft_nb: its card has these scores: README.md beside the weights")
