@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['singular_words', 'name_rank', 'has_role', 'is_mixed_name', 'is_answer_name', 'field_of', 'column_groups',
-           'names_answers', 'choice_columns', 'is_metadata', 'find_rejections']
+           'names_answers', 'choice_columns', 'is_metadata', 'is_accepted', 'find_rejections']
 
 # %% ../../nbs/16_extras/25_column_roles.ipynb #cro00003
 import re
@@ -211,6 +211,20 @@ def _rejecting_values(name:str)->frozenset[str]:
     if words == ["review", "result"]: return _REJECTING | {"false"}   # of OpenAssistant
     return _REJECTING if not _VERDICTS.isdisjoint(words) else frozenset()
 
+def _rejects(name:str, value)->bool|None:
+    "Does a value call a row or message bad? None for columns that judge nothing"
+    rejecting, text = _rejecting_values(name.rpartition(".")[2]), str(value)
+    if not rejecting or not isinstance(value, (str, bool, int)) or len(text) >= 40: return None
+    return "_".join(column_words(text)) in rejecting
+
+def is_accepted(
+    column:str,   # of an evaluation, or the reason why a model stopped
+    value,
+)->bool|None:     # None: the column judges nothing
+    "Is a row to be learned, by a column that `fields` names as `train`?"
+    rejects = _rejects(column, value)
+    return None if rejects is None else not rejects
+
 _TASK_OF_PRODIGY = frozenset(["_input_hash", "answer"])   # which is accept, reject or ignore
 
 def find_rejections(
@@ -224,9 +238,7 @@ def find_rejections(
     def look(name, value):
         if isinstance(value, dict):
             for key, inside in value.items(): look(f"{name}.{key}", inside)
-        elif (isinstance(value, (str, bool, int)) and (rejecting := _rejecting_values(name.rpartition(".")[2]))
-              and len(text := str(value)) < 40 and "_".join(column_words(text)) in rejecting):
-            found.append(f"{name}: {text.strip()}")
+        elif _rejects(name, value): found.append(f"{name}: {str(value).strip()}")
     for name in names:
         column, _, key = name.partition(".")
         messages = dict.get(row, column)

@@ -24,7 +24,7 @@ from ..base.extensions import extension, REINSTALL
 from ..base.view import RecordTable, View, Viewable
 from ..base.report import as_fix, command, pluralise, edit, Finding, Fix, ok, Report, SftError, skipped, warn
 from ..config.load import command_line_options, Config, explicit_settings
-from ..rows.columns import are_metadata, like_flags
+from ..rows.columns import are_metadata, like_flags, MESSAGE_COLUMNS
 from ..rows.readers import join_names
 from ..rows.sources import Mixture, NO_ROWS, unused_test_files
 from ..tasks.classify import alike_labels
@@ -282,6 +282,12 @@ def _find_in_rows(s:Split, name:str, chat:bool, max_length:int)->list[Finding]:
 # %% ../../nbs/04_tokens/09_dataset.ipynb #acc00017
 _MOST_NAMES = 20   # of columns in a sentence
 
+def _is_of_row(column:str, pairs:tuple[str,...])->bool:
+    "Does a column hold one value for a row, unlike messages.feedback, and is none named as `train`?"
+    inside = re.match(r"(\w+)\.", column)
+    whole = not inside or inside[1] not in MESSAGE_COLUMNS or any(f"={inside[1]}." in pair for pair in pairs)
+    return whole and not any(pair.startswith("train=") for pair in pairs)
+
 def _find_columns(s:Split, name:str, task:str, pairs:tuple[str,...])->list[Finding]:
     "Columns that are not used, and answers that are"
     out, names = [], [*s.seen.unread]
@@ -320,11 +326,10 @@ def _find_columns(s:Split, name:str, task:str, pairs:tuple[str,...])->list[Findi
         used = "trained on" if name == "train" else "held out"
         text = f"rows or answers that a column seems to call bad are {used}: {each}"
         judges = dict.fromkeys(said.partition(":")[0] for said in rejected)
-        judges = [column for column in names if any(j == column or j.startswith(f"{column}.") for j in judges)]
         fix = as_fix("leave them out, or write train: false in them")
-        says = {said.partition(":")[2].strip().lower() for said in rejected}
-        if len(judges) == 1 and says <= {"no", "false", "0"}:   # values of a flag
-            fix = edit(fields=(*pairs, f"train={judges[0]}")) | "write train: false in them"
+        if len(judges) == 1 and _is_of_row(judge := next(iter(judges)), pairs):
+            fix = edit(fields=(*pairs, f"train={judge}")) | "write train: false in them"
+        judges = [column for column in names if any(j == column or j.startswith(f"{column}.") for j in judges)]
         fix |= edit(ignore_columns=(*judges,))
         out.append(warn(text, fix, check=f"{name}_rejected"))
         names = [column for column in names if column not in judges]

@@ -229,9 +229,24 @@ def test_the_log_of_an_api_teaches_the_message_and_tells_which_answers_were_cut(
     with pytest.raises(SftError) as e: read(rows)
     assert e.value.fix.settings["fields"] == ("prompt=request.messages", "completion=response.choices[0].message")
     data = read(rows, **e.value.fix.settings)
-    found = {f.check: f.says for f in data.report.findings if f.status == "warn"}
-    assert found["train_rejected"].endswith("response.choices[0].finish_reason: length in 3 rows")
+    found = {f.check: f for f in data.report.findings if f.status == "warn"}
+    assert found["train_rejected"].says.endswith("response.choices[0].finish_reason: length in 3 rows")
     assert "train_columns" not in found
+    left = read(rows, **found["train_rejected"].fix.settings)
+    assert left.train.reasons == {"train is False": 3} and len(left.train) == 9
+
+
+def test_answers_that_a_column_or_a_part_of_one_calls_bad_are_left_out_by_the_proposed_command():
+    def judged(flag, bad, good): return [dict(question=f"{k}+{k}?", answer=str(2*k)) | flag(good if k % 3 else bad)
+                                         for k in range(9)]
+    for rows, named in ((judged(lambda v: dict(status=v), "Rejected", "new"), "status"),
+                        (judged(lambda v: dict(is_wrong=v), True, False), "is_wrong"),
+                        (judged(lambda v: dict(meta=dict(quality=v, by="x")), "bad", "fine"), "meta.quality")):
+        found = {f.check: f for f in read(rows).report.findings}["train_rejected"]
+        assert found.fix.settings == dict(fields=(f"train={named}",))
+        assert read(rows, **found.fix.settings).train.reasons == {"train is False": 3}
+    chat = [dict(messages=[USER, dict(role="assistant", content=str(k), feedback="thumbs_down")]) for k in range(9)]
+    assert "fields" not in {f.check: f for f in read(chat).report.findings}["train_rejected"].fix.settings
 
 
 @pytest.mark.parametrize("path", ["message", "message.content"])
