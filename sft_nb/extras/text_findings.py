@@ -8,7 +8,7 @@ __all__ = ['count_flaws', 'count_call_flaws', 'fix_to_leave_out', 'find_in_texts
 # %% ../../nbs/16_extras/23_text_findings.ipynb #txf00003
 import re
 from collections import Counter
-from itertools import islice
+from itertools import islice, pairwise
 from operator import itemgetter
 from pathlib import Path
 
@@ -29,6 +29,11 @@ from .tool_calls import CALL_FLAWS, call_flaws
 # %% ../../nbs/16_extras/23_text_findings.ipynb #txf00006
 _NAMED_ROWS, _PLACEHOLDER_AT = 8, "placeholder at "   # rows of a block; their keys in `examples`
 
+def _has_same_role_twice(messages:list[dict])->bool:
+    "Does a message of the user or an answer in text follow another?"
+    return any(a["role"] == b["role"] and a["role"] in ("user", "assistant") and not a.get("tool_calls")
+               for a, b in pairwise(messages))
+
 def count_flaws(
     seen:RowStatistics,   # of the block; changed
     rows:list[Row],       # those of the block that are inspected
@@ -44,6 +49,9 @@ def count_flaws(
         for name in [*flaws, *(name for name, has_it in TEXT_FLAWS.items() if has_it(whole))]:
             counts[name] += 1
             examples.setdefault(f"{name} at", row.place)
+        if _has_same_role_twice(messages):
+            counts["same_role"] += 1
+            examples.setdefault("same_role at", row.place)
         is_cut = messages[0]["role"] == "text" and len(messages) > 1   # by a response_template
         if is_placeholder(answer):
             counts["placeholder"] += 1
@@ -83,6 +91,8 @@ _FLAWS = (   # name, share of the rows above which it is reported, what the rows
     ("mojibake", .01, "hold characters of a wrong encoding, such as Ã© or �", "read the source again, as utf-8"),
     ("key", 0, "hold an API key, a token or a private key", "remove it from the rows, and revoke it"),
     ("card", 0, "hold the number of a payment card", "remove it from the rows"),
+    ("same_role", .01, "have two messages of the user, or two answers, in a row, and each is a turn of its own",
+     "join them to one message, unless the chats that the model will see have such turns too"),
     ("leading_blank", .5, "begin their answer with a blank, which is learned", "strip the answers"),
     ("trailing_blank", .5, "end their answer with a blank or a new line, which is learned", "strip the answers"))
 

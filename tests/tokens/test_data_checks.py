@@ -50,6 +50,18 @@ def test_clean_answers_are_not_flagged(tokenizer):
     assert findings(rows(lambda k: ("yes", "no")[k % 2]), tokenizer) == {}   # labels
 
 
+@pytest.mark.parametrize("roles, expected", [("uua", True), ("uaua", False), ("uaa", True), ("suauua", True),
+                                             ("sua", False), ("ucta", False), ("ucca", False)])   # c: a call, t: its result
+def test_two_messages_of_one_role_in_a_row_are_told(roles, expected, tokenizer):
+    def message(role, k):
+        if role == "c": return dict(role="assistant", tool_calls=[dict(function=dict(name="add", arguments=dict(a=k)))])
+        return dict(role=dict(s="system", u="user", a="assistant", t="tool")[role], content=sentence(8 + k, k))
+    train = [dict(messages=[message(role, k + i) for i, role in enumerate(roles)]) for k in range(9)]
+    found = findings(train, tokenizer)
+    assert ("train_same_role" in found) == expected
+    assert not expected or found["train_same_role"].startswith("9 of 9 rows looked at have two messages")
+
+
 def test_calls_without_text_are_not_equal_answers(tokenizer):
     def call(k): return dict(role="assistant", tool_calls=[dict(function=dict(name="add", arguments=dict(a=k)))])
     tools = [dict(name="add", parameters={})]
