@@ -51,9 +51,9 @@ def test_clean_answers_are_not_flagged(tokenizer):
 
 
 @pytest.mark.parametrize("roles, expected", [("uua", True), ("uaua", False), ("uaa", True), ("suauua", True),
-                                             ("sua", False), ("ucta", False), ("ucca", False)])   # c: a call, t: its result
+                                             ("sua", False), ("ucta", False), ("ucca", False)])
 def test_two_messages_of_one_role_in_a_row_are_told(roles, expected, tokenizer):
-    def message(role, k):
+    def message(role, k):   # c: a call, t: its result
         if role == "c": return dict(role="assistant", tool_calls=[dict(function=dict(name="add", arguments=dict(a=k)))])
         return dict(role=dict(s="system", u="user", a="assistant", t="tool")[role], content=sentence(8 + k, k))
     train = [dict(messages=[message(role, k + i) for i, role in enumerate(roles)]) for k in range(9)]
