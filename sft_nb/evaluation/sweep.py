@@ -148,7 +148,9 @@ class Sweep(Ranking):
             line += f"{change_in_words(self.by, self.base, best)}, "
         line += f"{d.number(d.gain)} (95% interval {d.span}; {d.rows_in_words}; {d.p_text}), "
         if d.disagreement: line += f"{d.disagreement}: cannot tell, "
-        lines = [line + f"corrected for the choice among {n}"]
+        plain = paired(self.base, best, self.by).gain
+        measured = f" ({d.number(plain)} as measured)" if d.number(plain) != d.number(d.gain) else ""
+        lines = [line + f"corrected for the choice among {n}{measured}"]
         if d.p >= .05: lines.append(detectable_in_words(d))
         if self.by in LEADING and any(a.n_tokens for a in best.answers):
             lines += gains_in_words(self.base, best, self.by)[1:]

@@ -102,11 +102,13 @@ class Run(Viewable):
         return plot(self)
 
     def log(self, lines:int=40)->str:
-        "The last lines that a launched process printed"
+        "The last lines that a launched process printed, or where they are"
         try:
             with open_regular(self.path/"log.txt", largest=None) as f:
                 f.seek(max(0, f.seek(0, os.SEEK_END) - _LOG_BYTES))
                 return "\n".join(f.read().decode(errors="replace").splitlines()[-lines:])
+        except FileNotFoundError:
+            return "it was trained in a terminal or cell, which has its output" if self.path.is_dir() else ""
         except OSError: return ""
 
 # %% ../../nbs/10_runs/09_directory.ipynb #run00tr2
@@ -528,7 +530,8 @@ def failure(self:Run)->SftError:
     if last: reason += f";{last}"
     if self.state == "failed": reason = status.reason
     error = SftError(f"run {self.name!r}", reason, "", status.fix or resume_command(self))
-    if last := self.log(12): error.add_note(f"the last lines of {self.path}/log.txt:\n{last}")
+    path = self.path/"log.txt"
+    if path.is_file() and (last := self.log(12)): error.add_note(f"the last lines of {path}:\n{last}")
     return error
 
 @patch

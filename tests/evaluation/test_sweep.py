@@ -80,6 +80,8 @@ def test_a_sweep_says_what_evaluations_say(run, swept):
     assert swept.lowest_loss is None and compare_with_lowest_loss(swept) is None
     table = swept.table()
     assert list(table.checkpoint) == ["base", *swept.checkpoints] and "corrected for the choice among" in str(swept)
+    plain, d = swept.pick.difference.number(table.set_index("checkpoint").gain[swept.best]), swept.pick.difference
+    assert (f"({plain} as measured)" in str(swept)) == (plain != d.number(d.gain))
     assert "<table" in swept._repr_html_()
 
 
