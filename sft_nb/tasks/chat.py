@@ -6,7 +6,7 @@
 __all__ = ['TASK', 'word_overlap', 'Chat']
 
 # %% ../../nbs/03_tasks/05_chat.ipynb #58bbc750
-import re
+import json, re
 from collections import Counter
 from dataclasses import replace
 
@@ -30,6 +30,12 @@ def word_overlap(
     return dict(contains=float(contains), f1=2 * both / (len(got) + n) if got or n else 1.)
 
 # %% ../../nbs/03_tasks/05_chat.ipynb #25227f0f
+def _canonical_json(text:str)->str|None:
+    "JSON with sorted keys and no spaces; None for a text that is no object or list"
+    if text[:1] not in ("{", "["): return None
+    try: return json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
+    except (ValueError, RecursionError): return None
+
 class Chat:
     "Rows in any format"
     name, fields, own_rows = "chat", (), False   # fields depend on the format of each row
@@ -50,6 +56,8 @@ class Chat:
             found = tools.score(text, row)
             return replace(found, figures=word_overlap(found.got or "", found.expected))
         text, expected = answer_of(text).strip(), without_thought(last["content"]).strip()
-        return Score(text == expected, text, expected, word_overlap(text, expected))
+        wanted = _canonical_json(expected)
+        is_same = text == expected or wanted is not None and _canonical_json(text) == wanted
+        return Score(is_same, text, expected, word_overlap(text, expected))
 
 TASK = Chat()

@@ -115,3 +115,12 @@ def test_rows_without_a_gold_answer_are_not_evaluated(tmp_path):
         assert list(read_split(cfg, task_of(cfg), "eval").values()) == [good], task
     file.write_text('{"prompt": 3}\n[1, 2]\n{"prompt": "?", "completion": "1"}\n')
     assert len(read_split(cfg, task_of(cfg), "eval")) == 1
+
+
+@pytest.mark.parametrize("expected, answer, is_right", [
+    ('{"a": 1, "b": [true, null]}', '{"b":[true,null],"a":1}', True), ('[{"x": 1, "y": 2}]', '[{"y": 2, "x": 1}]', True),
+    ('{"a": 1}', '{"a": true}', False), ('{"a": 1}', '{"a": "1"}', False), ('[1, 2]', '[2, 1]', False),
+    ('{"a": 1}', 'Here it is: {"a": 1}', False), ('{"a": 1}', '{"a": 1', False), ("1.0", "1", False),
+    ('{"a": 1', '{"a":1', False), ("[" * 9999, "[ " * 9999, False)])
+def test_an_answer_in_json_is_right_if_it_says_the_same(expected, answer, is_right):
+    assert get_task("chat").score(answer, dict(prompt="?", completion=expected)).correct == is_right
