@@ -45,7 +45,7 @@ class Run(Viewable):
         """The loss curve"""
 
     def log(self, lines: int=40) -> str:
-        """The last lines that a launched process printed"""
+        """The last lines that a launched process printed, or where they are"""
 
     @property
     def status(self) -> Status:

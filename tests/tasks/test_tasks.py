@@ -118,7 +118,8 @@ def test_rows_without_a_gold_answer_are_not_evaluated(tmp_path):
 
 
 @pytest.mark.parametrize("expected, answer, is_right", [
-    ('{"a": 1, "b": [true, null]}', '{"b":[true,null],"a":1}', True), ('[{"x": 1, "y": 2}]', '[{"y": 2, "x": 1}]', True),
+    ('{"a": 1, "b": [true, null]}', '{"b":[true,null],"a":1}', True),
+    ('[{"x": 1, "y": 2}]', '[{"y": 2, "x": 1}]', True),
     ('{"a": 1}', '{"a": true}', False), ('{"a": 1}', '{"a": "1"}', False), ('[1, 2]', '[2, 1]', False),
     ('{"a": 1}', 'Here it is: {"a": 1}', False), ('{"a": 1}', '{"a": 1', False), ("1.0", "1", False),
     ('{"a": 1', '{"a":1', False), ("[" * 9999, "[ " * 9999, False)])
