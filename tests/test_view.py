@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sft_nb.base.display import Drawn, Shown, Table, with_bar
-from sft_nb.base.report import Report, edit, named_figures, ok, read_figures, warn
+from sft_nb.base.report import Report, edit, fail, named_figures, ok, read_figures, warn
 from sft_nb.base.view import SCHEMA_VERSION, as_json, RecordTable, View, view_html, view_json, view_text
 from sft_nb.tasks.metrics import ClassTable
 
@@ -115,3 +115,10 @@ def test_a_proof_has_the_findings_of_all_stages():
     assert found["findings"][1]["fix"] == "--temperature 0" and found["status"] == "ok" and found["same"]
     found = Proof("demo-1", "adapter", [*stages, failed("server", "context", "too short", "-c 93")]).to_dict()
     assert found["broken"] == found["findings"][2]["check"] == "server context" and found["status"] == "fail"
+
+
+def test_findings_that_are_one_line_are_counted_once():
+    same = [warn("rows repeat", "remove them", check=f"{side}_repeats") for side in ("train", "eval")]
+    report = Report("data", findings=[*same, warn("rows end early", check="ends"), fail("none is left", check="rows")])
+    lines = [line for line in str(report).splitlines() if line.lstrip().startswith(("!", "✗"))]
+    assert report.verdict == "1 failure, 2 warnings" and sum("repeat" in line for line in lines) == 1

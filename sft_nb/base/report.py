@@ -11,6 +11,7 @@ __all__ = ['FIX_LANGUAGES', 'STATUSES', 'fix_language', 'shell_quote', 'spell_se
 
 # %% ../../nbs/00_base/07_report.ipynb #caa7fd3a
 import json, numbers, os, pwd, re, shlex, stat
+from collections import Counter
 from errno import EDQUOT, ENOSPC
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -432,11 +433,12 @@ class Report(Viewable):
     def verdict(self)->str:
         "A summary in words: `ready, 1 warning`; empty without findings"
         if not self.findings: return ""
-        n = {status: sum(f.status == status for f in self.findings) for status in STATUSES}
+        listed = {(f.status, f.sentence, str(f.fix)) for f in self.findings if f.status != "skipped"}   # as a View does
+        n = Counter(status for status, *_ in listed)
         problems = [pluralise(n[status], word) for status, word in _PROBLEMS.items() if n[status]]
         if self.good: problems.insert(0, f"not {self.good}" if n["fail"] else self.good)
-        problems = problems or ["fine"]
-        return ", ".join([*problems, f"{n['skipped']} skipped"] if n["skipped"] else problems)
+        problems, skipped = problems or ["fine"], sum(f.status == "skipped" for f in self.findings)
+        return ", ".join([*problems, f"{skipped} skipped"] if skipped else problems)
 
     def view(self)->View:
         badge = self.status if self.status in _PROBLEMS else "ok"   # also if some were skipped
