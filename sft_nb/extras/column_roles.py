@@ -116,7 +116,8 @@ _OPTIONAL = dict(   # field -> names of the columns that may fill it
                       "|(mensaje|prompt|instruccion)(del?)?sistema|系统(提示词?|消息|指令)?"),
     input=re.compile("(user|task)?(inputs?|eingabe|entrada|entree|输入)|المدخل|(old|original)(contents?|code|text)"),
     context=re.compile("(retrieved|sql)?(contexts?|passages?|documents?|docs|chunks|evidence|background|support|story"
-                       "|article|kontext|contexto|contesto|contexte|上下文|背景|السياق)(text)?"),
+                       "|article|kontext|contexto|contesto|contexte|上下文|背景|السياق)(text)?"
+                       "|(db|database|sql|table)?(schemas?|ddl)|createtables?"),   # of a question in SQL
     history=re.compile("(chat|conversation|dialog(ue)?)history"),
     tools=re.compile("(available)?(tools?|functions?)(json|list|definitions?|schemas?)|availabletools"))
 
@@ -169,7 +170,7 @@ _METADATA = set("""
     chars character characters size redacted openai file filename path page line row fold seed meta metadata
     finish stop reason usage cost latency duration provider annotator worker session channel status state agent
     customer email phone priority severity department team assignee sent at by in of cache control signature
-    citations annotations is error refusal logprobs original system fingerprint schema split object generation
+    citations annotations is error refusal logprobs original system fingerprint split object generation
     safety settings views avatar toxic hashed ip header full skip formatting identifier neighbor distance repeat
     similar percent percentage average avg probability confidence task other info extra data stars subreddit
     permalink grade ability style endpoint method copyright tgt annotators bleu comet datum fecha

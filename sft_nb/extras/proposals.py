@@ -399,6 +399,10 @@ def fix_for_unread(
         asked = [c for c in answers if has_role(c, "question") and not is_answer_name(c)]
         pairs = propose_pairs(asked[0], longer) if asked and longer else propose_pairs(column, answers)
         return f"; the whole {column} is learned, without question and answer", pairs | fix
+    if format == "text" and (labels := [c for c in learnable if is_answer_name(c)]):   # lists, or objects
+        column, label = columns.get("text", ["text"])[0], labels[0]
+        write = as_fix(f"write {label} as one text, then {{fields}} question={column} answer={label}")
+        return f"; the whole {column} is learned, without question and answer", write | fix
     if choices and format in ("question_answer", "prompt_completion"):
         what = f"; the question does not show {join_names(choices)}, of which the answer may be one"
         return what, as_fix(f"a task of your own: {join_names(choices)} into the question") | ignore

@@ -130,6 +130,8 @@ PROPOSED = dict(   # name -> row, settings of the first fix, learned of the firs
     cohere_history=(dict(message=Q, chat_history=[dict(role="USER", message="Hi"), dict(role="CHATBOT",
             message="Hello")],
                          response=A), "instruction=message output=response history=chat_history", "Hello", "What is 0"),
+    spider_with_schema=(dict(db_id="d{k}", question=Q, query=A, schema="CREATE TABLE t (id INT)"), "answer=query context=schema",
+                        FIRST, "CREATE TABLE t"),
     dolly=(dict(instruction=Q, context="Sums.", response=A, category="x"), "output=response", FIRST, "Sums."),
     openorca=(dict(id="n.{k}", system_prompt="Think.", question=Q, response=A), "answer=response system=system_prompt",
               FIRST, "Think."),
@@ -234,6 +236,14 @@ def test_the_log_of_an_api_teaches_the_message_and_tells_which_answers_were_cut(
     assert "train_columns" not in found
     left = read(rows, **found["train_rejected"].fix.settings)
     assert left.train.reasons == {"train is False": 3} and len(left.train) == 9
+
+
+@pytest.mark.parametrize("labels", [["billing", "urgent"], [3, 7], dict(intent="pay")])
+def test_several_labels_beside_a_text_are_told_with_what_is_learned_instead(labels):
+    found = {f.check: f for f in read([dict(text=f"Mail {k}", labels=labels) for k in range(9)]).report.findings}
+    assert "the whole text is learned, without question and answer" in found["train_columns"].says
+    assert found["train_columns"].fix.says("shell").startswith(
+        "write labels as one text, then --fields question=text answer=labels")
 
 
 def test_answers_that_a_column_or_a_part_of_one_calls_bad_are_left_out_by_the_proposed_command():
