@@ -433,8 +433,7 @@ class Report(Viewable):
     def verdict(self)->str:
         "A summary in words: `ready, 1 warning`; empty without findings"
         if not self.findings: return ""
-        listed = {(f.status, f.sentence, str(f.fix)) for f in self.findings if f.status != "skipped"}   # as a View does
-        n = Counter(status for status, *_ in listed)
+        n = Counter(f.status for f in View(findings=self.findings).problems)
         problems = [pluralise(n[status], word) for status, word in _PROBLEMS.items() if n[status]]
         if self.good: problems.insert(0, f"not {self.good}" if n["fail"] else self.good)
         problems, skipped = problems or ["fine"], sum(f.status == "skipped" for f in self.findings)

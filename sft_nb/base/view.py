@@ -33,6 +33,10 @@ class View:
     def worst(self)->str:
         "The status: given, or that of the worst finding"
         return self.status or max((f.status for f in self.findings), key=[*STATUS_MARKS].index, default="ok")
+    @property
+    def problems(self)->list:
+        "Warnings and failures, worst first; those that differ only in their names are one"
+        return _merge_same([f for f in self.findings if f.status in ("warn", "fail")])
 
 # %% ../../nbs/00_base/03_view.ipynb #view0008
 _MAX_PASSED_LISTED = 2    # if more checks passed, they are counted
@@ -51,8 +55,6 @@ def _group_same(findings:list)->list[list]:
 def _merge_same(findings:list)->list:
     "Findings that differ only in their names as one, with all names"
     return [replace(same[0], check=", ".join(f.check for f in same)) for same in _group_same(by_weight(findings))]
-
-def _problem_findings(view:View)->list: return _merge_same([f for f in view.findings if f.status in ("warn", "fail")])
 
 def _text_of_others(findings:list, everything:bool)->list[str]:
     "Lines for checks that passed or were skipped"
@@ -83,7 +85,7 @@ def view_text(
     width = shutil.get_terminal_size((80, 24)).columns - len(indent)
     lines = textwrap.wrap(view.summary, 100)
     if view.verdict and not view.headline: lines.append(f"{STATUS_MARKS[view.worst]} {view.verdict}")
-    lines += map(str, _problem_findings(view))
+    lines += map(str, view.problems)
     for part in view.parts: lines += _part_text(part, width).splitlines()
     lines += _text_of_others(view.findings, everything)
     return escape_controls("\n".join([*filter(None, [head]), *(f"{indent}{line}" for line in lines)]))
@@ -112,7 +114,7 @@ def view_html(view:View)->Html:
     if title and headline and not badge: title += ":"
     head = " ".join(filter(None, (title, badge, as_html(headline))))
     summary = f"<p>{as_html(view.summary)}</p>" if view.summary else ""
-    problems = table_html([*map(finding_html, _problem_findings(view))]) if _problem_findings(view) else ""
+    problems = table_html([*map(finding_html, view.problems)]) if view.problems else ""
     others = [f for f in _merge_same(view.findings) if f.status in ("ok", "skipped")]
     count = f"{len(others)} finding{'s' * (len(others) != 1)} without a fault"
     folded = details_html(count, table_html([*map(finding_html, others)])) if others else ""

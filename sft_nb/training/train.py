@@ -22,6 +22,7 @@ from ..base.credentials import load_env_files
 from ..base.display import failure_page, label, SIDES
 from ..base.escape import escape_controls
 from ..base.progress import Phase, log, show_progress
+from ..base.view import View
 from ..base.report import (
     command, ConfigError, edit, error_summary, Fix, full_disk_error, pluralise, shell_quote, Report, SftError, skipped)
 from ..config.load import Config
@@ -85,8 +86,7 @@ def describe_setup(
 
 def describe_preflight(bench:Workbench, checked:Report)->str:
     "The verdict in a line; if the training may begin, also findings that `describe_setup` does not show"
-    new = [f for f in checked.without(bench.data.report) if f.status in ("warn", "fail")]
-    n_bad = sum(f.status in ("warn", "fail") for f in checked.findings)
+    new, n_bad = View(findings=checked.without(bench.data.report)).problems, len(checked.view().problems)
     above = f" ({pluralise(n_bad - len(new), 'problem')} above)" if n_bad > len(new) else ""
     passed = sum(f.status == "ok" for f in checked.findings)
     text = f"\npreflight: {checked.verdict}{above}, {passed} passed ({checked.figures.get('seconds', 0):.1f} s)"
