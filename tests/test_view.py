@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sft_nb.base.display import Drawn, Shown, Table, with_bar
-from sft_nb.base.report import Report, edit, fail, named_figures, ok, read_figures, warn
+from sft_nb.base.report import Report, edit, fail, named_figures, ok, read_figures, skipped, warn
 from sft_nb.base.view import SCHEMA_VERSION, as_json, RecordTable, View, view_html, view_json, view_text
 from sft_nb.tasks.metrics import ClassTable
 
@@ -122,3 +122,11 @@ def test_findings_that_are_one_line_are_counted_once():
     report = Report("data", findings=[*same, warn("rows end early", check="ends"), fail("none is left", check="rows")])
     lines = [line for line in str(report).splitlines() if line.lstrip().startswith(("!", "✗"))]
     assert report.verdict == "1 failure, 2 warnings" and sum("repeat" in line for line in lines) == 1
+
+
+def test_only_findings_without_a_fault_are_folded():
+    page = view_html(View("data", findings=[warn("rows repeat", check="repeats"), ok("all end", check="ends"),
+                                            skipped("no rows", check="held_out")]))
+    shown, _, folded = str(page).partition("<details")
+    assert "rows repeat" in shown and "rows repeat" not in folded and "2 findings without a fault" in folded
+    assert "all end" in folded and "no rows" in folded and "all end" not in shown

@@ -8,7 +8,7 @@ from scipy import stats
 
 from sft_nb.base.report import ConfigError
 from sft_nb.evaluation.evaluate import gains_in_words
-from sft_nb.evaluation.generations import Answer, make_scores, paired, pseudo_values
+from sft_nb.evaluation.generations import Answer, make_scores, paired, pseudo_values, records_of
 from sft_nb.evaluation.statistics import (
     correct_for_choice, detectable, difference, gain_of_choice, grouped, interval, largest, mcnemar,
     mean_and_standard_error, mean_interval, one_standard_error, pick, power, rows_needed, sign_test, wilson)
@@ -517,3 +517,12 @@ def test_a_choice_that_no_resample_reaches_counts_itself_once():
     (lambda: wilson([1], 10), "wilson: k is .1.; a number")])
 def test_what_is_no_number_is_a_sentence(call, says):
     with pytest.raises(ConfigError, match=says): call()
+
+
+def test_rows_that_share_a_passage_are_about_one_record_and_others_stand_alone():
+    passages = {name: f"{name} has a long history. " * 8 for name in "AB"}
+    rows = [dict(passage=passages.get(name, "none"), question=f"{k}?") for k, name in enumerate("AABB-")]
+    chats = [[dict(role="user", content=f"{r['passage']}\n{r['question']}"), dict(role="assistant", content="x")]
+             for r in rows]
+    found = records_of(rows, chats)
+    assert found[0] == found[1] != found[2] == found[3] and found[4] == "" and found[0].startswith("passage ")

@@ -15,6 +15,7 @@ from sft_nb.model.attention import choose_attention
 from sft_nb.model.loss import add_supervised_loss
 from sft_nb.model.finetuning.checkpointing import recompute_layers
 from sft_nb.extras.sequence_parallel import in_shares
+from sft_nb.extras.sharding import check_sharing
 from sft_nb.planning import search
 from sft_nb.planning.plan import plan
 from sft_nb.base.report import ConfigError
@@ -116,3 +117,11 @@ def test_flash_attention_gives_way(monkeypatch):
         ("flash_attention_2", "it is installed") if device == "cuda" else choose_attention(wanted, device, *how)))
     made = plan(load_config("demo", num_processes=2, sequence_parallel_size=2), lengths=[20], device="h100-80gb")
     assert made.settings["attn_implementation"] == "varlen"
+
+
+def test_processes_that_cannot_be_split_into_groups_have_two_ways_out():
+    cfg = load_config("demo", sequence_parallel_size=2)
+    check_sharing(cfg, 4)
+    with pytest.raises(ConfigError, match="3 processes cannot be split into groups of 2") as e: check_sharing(cfg, 3)
+    assert e.value.fix.settings == dict(num_processes=2)
+    assert [fix.settings for fix in e.value.fix.otherwise] == [dict(sequence_parallel_size=1)]

@@ -102,7 +102,9 @@ def test_marks_are_kept_and_left_out_of_the_next_run(tmp_path):
     panel.mark_listed.click()   # a row and its repetition
     panel.text.value = ""
     panel.table.value = 7
+    assert panel.mark.label == "mark this row"
     panel.mark.click()
+    assert panel.mark.label == "remove the mark"
     marked = tmp_path/"marked_rows.jsonl"
     assert [json.loads(line) for line in marked.read_text().splitlines()] == [rows[4], rows[7]]
     assert [cells[0] for cells in panel.table.block()["rows"] if "✗" in cells[0]] == ["✗ 5", "✗ 8", "✗ 10"]

@@ -1,4 +1,5 @@
 """Atomic files, runs created at the same time, and lists that survive damage."""
+import errno
 import json
 import os
 import signal
@@ -238,3 +239,14 @@ def test_a_path_in_a_config_is_looked_for_here_and_then_beside_it(tmp_path, monk
     (tmp_path/"rows.jsonl").touch()
     assert load_config("conf/mine.py").train_file == ("rows.jsonl",)
     assert load_config(train_file="nowhere.jsonl").train_file == ("nowhere.jsonl",)
+
+
+@pytest.mark.parametrize("code, of_folder, passes", [
+    (errno.EINVAL, True, True), (errno.EOPNOTSUPP, True, True), (errno.EINVAL, False, False), (errno.EIO, True, False)])
+def test_only_a_folder_on_a_file_system_that_flushes_none_may_stay_unflushed(tmp_path, code, of_folder, passes):
+    path = tmp_path if of_folder else tmp_path/"a"
+    (tmp_path/"a").write_text("x")
+    with patch("os.fsync", side_effect=OSError(code, "no")):
+        if passes: files.fsync(path)
+        else:
+            with pytest.raises(OSError): files.fsync(path)

@@ -396,6 +396,7 @@ REFUSED = [   # a file, what is added to it, and what the error says
     (AXOLOTL, "reward_model: true\nnum_labels: 1", "the training of a reward model"),
     (AXOLOTL, "pretraining_dataset: [{path: allenai/c4}]", "pretraining on raw text"),
     (AXOLOTL, "processor_type: AutoProcessor\nskip_prepare_dataset: true", "training on images, video or sound"),
+    (LLAMA_FACTORY, "template: qwen2_vl", "training on images, video or sound"),
     (LLAMA_FACTORY.replace("sft", "dpo"), "pref_beta: 0.1\npref_loss: sigmoid", "preference training (DPO)"),
     (LLAMA_FACTORY.replace("sft", "pt"), "", "pretraining on raw text"),
     (LLAMA_FACTORY.replace("sft", "rm"), "", "the training of a reward model"),
@@ -1000,7 +1001,8 @@ def test_a_launcher_with_a_file_that_cannot_be_read(tmp_path):
 
 def test_a_script_computes_and_names_other_files(tmp_path):
     line = "swift sft --tuner_type lora --model u/m --dataset u/x --gradient_accumulation_steps "
-    for text, steps in (("$(expr 16 / 2)", 8), ("$((128/4/2))", 16), ("${STEPS:-6}", 6), ("$((2 * 3 - 1)) > log", 5)):
+    for text, steps in (("$(expr 16 / 2)", 8), ("$((128/4/2))", 16), ("${STEPS:-6}", 6), ("$((2 * 3 - 1)) > log", 5),
+                        ("$((9 + 2 - 4))", 7), ("$((9 % 5))", 4)):
         assert load(tmp_path, line + text, "sums.sh").gradient_accumulation_steps == steps
     other = "mytool --model_name_or_path u/m --dataset_name u/x --dataset_train_split train --lr 1e-3"
     cfg = load(tmp_path, other, "a.sh")

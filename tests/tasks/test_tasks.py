@@ -11,6 +11,7 @@ from sft_nb.tasks.arithmetic import is_held_out, solve, TASK
 from sft_nb.tasks.core import get_task, task_names
 from sft_nb.tasks.answers import final_number
 from sft_nb.tasks.gsm8k import GSM8K
+from sft_nb.extras.tasks.tools import compare_calls
 
 
 @given(st.integers(-10**9, 10**9))
@@ -125,3 +126,11 @@ def test_rows_without_a_gold_answer_are_not_evaluated(tmp_path):
     ('{"a": 1', '{"a":1', False), ("[" * 9999, "[ " * 9999, False)])
 def test_an_answer_in_json_is_right_if_it_says_the_same(expected, answer, is_right):
     assert get_task("chat").score(answer, dict(prompt="?", completion=expected)).correct == is_right
+
+
+@pytest.mark.parametrize("arguments, right", [(dict(xs=[1, 2, 4]), .75), (dict(xs=[2, 1, 3]), .5), (dict(xs=[]), 1 / 3),
+                                              (dict(xs=[1, 2, 3], y="a"), 1.), (dict(y="a"), .4)])
+def test_a_list_in_the_arguments_of_a_call_is_right_in_part(arguments, right):
+    wanted = [dict(name="f", arguments=dict(xs=[1, 2, 3], y="a"))]
+    got = [dict(name="f", arguments=dict(y="a") | arguments)]
+    assert compare_calls(got, wanted)["arguments"] == right
