@@ -521,8 +521,8 @@ def test_what_is_no_number_is_a_sentence(call, says):
 
 def test_rows_that_share_a_passage_are_about_one_record_and_others_stand_alone():
     passages = {name: f"{name} has a long history. " * 8 for name in "AB"}
-    rows = [dict(passage=passages.get(name, "none"), question=f"{k}?") for k, name in enumerate("AABB-")]
-    chats = [[dict(role="user", content=f"{r['passage']}\n{r['question']}"), dict(role="assistant", content="x")]
+    rows = [dict(about=passages.get(name, "none"), question=f"{k}?") for k, name in enumerate("AABB-")]
+    chats = [[dict(role="user", content=f"{r['about']}\n{r['question']}"), dict(role="assistant", content="x")]
              for r in rows]
     found = records_of(rows, chats)
-    assert found[0] == found[1] != found[2] == found[3] and found[4] == "" and found[0].startswith("passage ")
+    assert found[0] == found[1] != found[2] == found[3] and found[4] == "" and found[0].startswith("about ")
