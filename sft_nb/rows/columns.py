@@ -32,12 +32,15 @@ def parse_fields(
     pairs = []
     for f in fields or ():
         name, is_pair, column = f.partition("=")
-        if pairs and not is_pair: pairs[-1] = (pairs[-1][0], f"{pairs[-1][1]},{f}")   # a list that was split at commas
+        if pairs and pairs[-1][1] and not is_pair:   # a list that was split at commas
+            pairs[-1] = (pairs[-1][0], f"{pairs[-1][1]},{f}")
         else: pairs.append((name, column))
     for name, column in pairs:
         if not (name and column):
+            named = [name or column for name, column in pairs]   # names of columns alone
+            named = ("Problem", "Solution") if len(named) != 2 or "=" in "".join(fields) else named
             raise ConfigError("fields", f"{name or column!r} is not a pair", "field=column",
-                              edit(fields=("question=Problem", "answer=Solution")))
+                              edit(fields=(f"question={named[0]}", f"answer={named[1]}")))
         if known and name not in known:
             near = difflib.get_close_matches(name, known, 1) or sorted(known)
             right = _one_of_each([(near[0] if n == name else n, c) for n, c in pairs])

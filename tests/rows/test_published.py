@@ -7,7 +7,8 @@ import re
 import pytest
 
 from sft_nb.config.load import load_config
-from sft_nb.base.report import SftError
+from sft_nb.base.report import ConfigError, SftError
+from sft_nb.rows.columns import parse_fields
 from sft_nb.rows.readers import as_messages
 from sft_nb.tokens.prepare import prepare
 
@@ -486,3 +487,11 @@ def test_prompts_that_cannot_be_learned_are_counted():
 def test_messages_without_a_known_role_or_a_known_text_are_no_empty_answers(messages, expected):
     with pytest.raises(SftError) as e: read(dict(messages=messages))
     assert str(e.value.fix) == expected
+
+
+@pytest.mark.parametrize("given, proposed", [
+    (("Text", "Abteilung"), ("question=Text", "answer=Abteilung")), (("Text",), ("question=Problem", "answer=Solution")),
+    (("Text", "answer=Abteilung"), ("question=Problem", "answer=Solution"))])
+def test_columns_that_are_named_without_their_fields(given, proposed):
+    with pytest.raises(ConfigError, match="fields: 'Text' is not a pair; field=column") as e: parse_fields(given, ())
+    assert e.value.fix.settings == dict(fields=proposed)

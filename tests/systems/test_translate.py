@@ -75,7 +75,8 @@ REFUSED = [   # and what the error says
     (dict(greater_is_better=True), "a lower loss is better"),
     (dict(special_tokens=dict(eos="x")), "eos is not a special token"),
     (dict(datasets=[dict(path="x", type="input_output")]), "type input_output"),
-    (dict(load_in_3bit=True), "is not a setting. Fix: leave"), (dict(num_cards=2), "is not a setting. Fix: leave"),
+    (dict(load_in_3bit=True), "is not a setting. Fix: leave"), (dict(quantization=True), "is not a setting"),
+    (dict(num_cards=2), "is not a setting. Fix: leave"),
     (dict(eval_fraction=5), "Fix: eval_fraction=0.05")]
 
 
