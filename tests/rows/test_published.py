@@ -490,7 +490,8 @@ def test_messages_without_a_known_role_or_a_known_text_are_no_empty_answers(mess
 
 
 @pytest.mark.parametrize("given, proposed", [
-    (("Text", "Abteilung"), ("question=Text", "answer=Abteilung")), (("Text",), ("question=Problem", "answer=Solution")),
+    (("Text", "Abteilung"), ("question=Text", "answer=Abteilung")),
+    (("Text",), ("question=Problem", "answer=Solution")),
     (("Text", "answer=Abteilung"), ("question=Problem", "answer=Solution"))])
 def test_columns_that_are_named_without_their_fields(given, proposed):
     with pytest.raises(ConfigError, match="fields: 'Text' is not a pair; field=column") as e: parse_fields(given, ())
