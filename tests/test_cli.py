@@ -196,6 +196,8 @@ train --config list.yaml | 2 | it is a list | write one setting per line, such a
 train --config demo --config gsm8k | 2 | --config is given twice | leave one out
 train --resume | 2 | --resume has no value | --resume runs/NAME
 train train_file=good.jsonl | 2 | nothing takes 'train_file=good.jsonl' | --train-file good.jsonl
+train --data good.jsonl | 2 | --data is not an option | --train-file good.jsonl
+train --validation a.jsonl b.jsonl | 2 | --validation is not an option | --eval-file rows.jsonl
 check lora-r=8 | 2 | nothing takes 'lora-r=8' | --lora-r 8
 train --resume folder | 2 | there is no config.json in it | sft_nb runs
 train --resume good.jsonl | 2 | there is no such directory | sft_nb runs

@@ -229,13 +229,16 @@ _LINE = "command line"
 
 def _line_of(name:str, rest:str="--help"): return command(f"sft_nb {name} {rest}")
 
-def _no_option(command:str, name:str, known)->ConfigError:
+def _no_option(command:str, name:str, known, texts=())->ConfigError:
     "The error for an unknown option, with the nearest known one"
     bare = _without_dashes(name)
     pointer = known_alternative(bare) if "learning_rate" in known else None
     names = known_names() if "learning_rate" in known else None
     near = nearest_names(_without_dashes(name)[:100], [*known, *(names.that_set() if names else ())])
     if names is None: near = near or [one for one in known if bare.startswith(one) or one.startswith(bare)]   # --output
+    if pointer and len(texts) == 1 and len(pointer.settings) == 1:   # the value that was typed
+        meant, example = next(iter(pointer.settings.items()))
+        if example == _VALUES.get(meant): pointer = edit(**{meant: texts[0]})
     if pointer or not near:
         hint = names.hint if names and not pointer else ""
         return ConfigError(_LINE, f"{name[:100]} is not an option", hint, pointer or _line_of(command))
@@ -300,7 +303,7 @@ def line_problems(
             problems.append(ConfigError(_LINE, f"{name} is not an option", f"the {bare} stands without one",
                                         _line_of(command, shell_quote(texts[0]))))
             return problems
-        elif switch is None or switch.type is not bool: problems.append(_no_option(command, name, known))
+        elif switch is None or switch.type is not bool: problems.append(_no_option(command, name, known, texts))
     try: _check_first(command, split_options(args)[0][1], own)
     except ConfigError as e: problems.append(e)
     named = {_without_dashes(name) for name, _ in split_options(args)}
