@@ -16,7 +16,7 @@ from sft_nb.model.generation import Generation, generate
 from sft_nb.panels.conversation import GenerationState, Turn, question_of, turn_html, with_system_prompt
 from sft_nb.panels.generation import GenerationPanel
 from sft_nb.panels.reply_stream import Reply, first_difference, pieces_html, speak, write_reply
-from sft_nb.panels.chat_models import names_in
+from sft_nb.panels.chat_models import find_chat_models, names_in
 from sft_nb.base.report import ConfigError
 from sft_nb.runs.directory import Run
 from sft_nb.tasks.core import Score
@@ -201,6 +201,18 @@ def test_checkpoints_and_other_runs_share_one_base(learned, tmp_path):
     assert len(state.stage.swapped) == 1
     assert state.turns[-1].replies["adapter"].shares == state.turns[-1].replies["two adapter"].shares
     assert state.turns[-1].replies["adapter"].shares != state.turns[-1].replies["base"].shares
+
+
+def test_the_base_is_loaded_with_the_newest_adapter_so_that_it_need_not_be_loaded_again(learned, tmp_path):
+    base, newest = find_chat_models(learned)
+    assert (base.name, base.weights, base.seat) == ("base", None, learned.weights("adapter"))
+    assert (newest.name, newest.weights, newest.seat) == ("adapter", learned.weights("adapter"), None)
+    copy = Run(shutil.copytree(learned.path, tmp_path/"two"))
+    shutil.rmtree(copy.adapter)
+    assert [s.name for s in find_chat_models(copy)] == ["base", "checkpoint-2"]
+    assert find_chat_models(copy)[0].seat == copy.weights("checkpoint-2")
+    shutil.rmtree(copy.path/"checkpoints")
+    assert [(s.name, s.seat) for s in find_chat_models(copy)] == [("base", None)]
 
 
 def test_thumbs_are_lines_that_preference_trainers_read(learned, asked):

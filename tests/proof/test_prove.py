@@ -25,7 +25,9 @@ from sft_nb.extras import folder_checks
 from sft_nb.extras.folder_checks import tokenizer_of
 from sft_nb.extras.gguf_checks import Gguf
 from sft_nb.extras.openai_client import RenderedPrompt, Server
+from sft_nb.runs.directory import Run
 from sft_nb.tokens.tokenizer import ASSETS
+from sft_nb.workbench import Workbench
 
 APIS = ("vLLM", "llama.cpp", "plain")
 
@@ -658,3 +660,17 @@ def test_the_context_of_a_model_with_a_vision_tower_is_that_of_its_language_mode
         shape.text_config.max_position_embeddings = n
         stage = folder_context(expected, SimpleNamespace(path=tmp_path, config=shape.to_dict()))
         assert stage.finding.status == status
+
+
+def test_a_prompt_is_a_conversation_up_to_its_last_question(served, monkeypatch, tmp_path):
+    talk = [dict(role=role, content=text) for role, text in (
+        ("system", "Count."), ("user", "1+1?"), ("assistant", "It is 2."), ("user", "2+3?"), ("assistant", "It is 5."))]
+    ids = [dict(role="tokens", content="1 2"), dict(role="assistant", content="3")]
+    bench = Workbench(served.run.config, is_resolved=True)
+    run = Run(shutil.copytree(served.run.path, tmp_path/"copy"))   # the answers of the run itself are kept
+    for chats, prompt in ((dict(a=ids, b=talk), talk[:-1]), (dict(a=ids), [dict(role="user", content="Hello")])):
+        monkeypatch.setattr(proving, "held_out_chats", lambda *_, chats=chats: chats)
+        found = proving.answer_as_reference(bench, run, run.adapter, prompts=2, max_new_tokens=2)
+        assert found.tuned[0].conversation == found.base[0].conversation == prompt
+        assert served.tokenizer.decode(found.tuned[0].prompt).count(prompt[-1]["content"]) == 1
+        assert len(found.tuned) == len(found.base) == (1 if len(prompt) > 3 else 2)   # or one of several turns is made

@@ -381,3 +381,17 @@ def test_kimi_writes_all_calls_and_ends_with_the_end_of_the_message(special):
     assert "Paris" in call and "Rome" in call and "sunny" not in call + answer and "Sunny." in answer
     thought, = said(tok, thoughtful())
     assert thought.startswith("hm<|close|>think") and thought.endswith(end)
+
+
+BY_KEY = CALLING.replace("ARGUMENTS", "{% for key, value in c.function.arguments.items() recursive %}[{{ key }}]"
+    "{% if value is mapping %}{{ loop(value.items()) }}{% else %}{{ VALUE }}{% endif %}{% endfor %}")
+
+
+def test_a_template_may_escape_the_arguments_of_a_call_and_not_shorten_them():
+    talk = calling("Paris")
+    talk[1]["tool_calls"][0]["function"]["arguments"] = dict(town="x & y", more=dict(days="<3 " * 9))
+    tok = tokenizer_of(BY_KEY.replace("VALUE", "value | string | escape"))
+    assert said(tok, talk)[0].startswith("<call>add [town]x &amp; y[more][days]&lt;3 &lt;3")
+    tok = tokenizer_of(BY_KEY.replace("VALUE", "(value | string)[:20]"))
+    with pytest.raises(SftError, match="0 of 1 call are written with name and arguments.*<3 <3.* is missing"):
+        said(tok, talk)

@@ -8,6 +8,7 @@ import pytest
 from learner import killed_at_eight, small, small_qlora
 
 from sft_nb.base.report import ConfigError, SftError
+from sft_nb.extras.replay import Replay, ReplayedRow
 from sft_nb.panels.batches import BatchPanel
 from sft_nb.runs.directory import Run
 from sft_nb.training.train import resume, train
@@ -185,3 +186,19 @@ def test_one_process_replays_what_two_have_trained(tmp_path, undisturbed):
         saved["config"] |= dict(num_processes=2, gradient_accumulation_steps=1)
         (run.path/file).write_text(json.dumps(saved))
     assert "2 processes trained it and one replays it" in run.replay(7).notes[0]
+
+
+def test_a_row_is_named_by_its_last_question_and_the_hardest_is_first():
+    talk = [("system", "Be kind."), ("user", "What is\n\n 1 + 1?"), ("assistant", "2"),
+            ("user", f"And {'so ' * 20}on?"), ("assistant", "3")]
+    talks = [[dict(role=role, content=text) for role, text in talk[:n]] for n in (3, 5)]
+    pictures = [dict(role="user", content=[dict(type="text", text="?")]), dict(role="assistant", content="4")]
+    rows = [ReplayedRow(row=k, example=k, where=f"a:{k}", messages=messages, tokens=9, supervised=2, loss=loss,
+                        loss_after=loss) for k, (messages, loss) in enumerate(
+                            [(talks[0], .5), (pictures, 1.5), ([], None), (talks[1], 2.5)], 1)]
+    made = Replay("a", 4, "", 4, rows, 1., 1., 1e-3, None, {}, {})
+    lines = made.view().parts[1].lines
+    assert [(line["row"], line["asks"]) for line in lines] == [
+        (4, f"And {'so ' * 20}"[:32]), (2, ""), (1, "What is 1 + 1?"), (3, "")]
+    assert [line["loss"] for line in lines] == ["2.5", "1.5", "0.5", None]
+    assert made.loss_after == 1.5   # the row without a loss does not count
