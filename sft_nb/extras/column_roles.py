@@ -10,7 +10,7 @@ __all__ = ['singular_words', 'name_rank', 'has_role', 'is_mixed_name', 'is_answe
 import re
 from functools import lru_cache
 
-from ..rows.messages import REASONING_KEYS
+from ..rows.messages import REASONING_KEYS, YES_NO
 from ..rows.readers import column_words, fold_case
 from ..rows.columns import TEXT_COLUMNS
 
@@ -212,7 +212,7 @@ def _rejecting_values(name:str)->frozenset[str]:
     if words == ["review", "result"]: return _REJECTING | {"false"}   # of OpenAssistant
     return _REJECTING if not _VERDICTS.isdisjoint(words) else frozenset()
 
-def _rejects(name:str, value)->bool|None:
+def _calls_bad(name:str, value)->bool|None:
     "Does a value call a row or message bad? None for columns that judge nothing"
     rejecting, text = _rejecting_values(name.rpartition(".")[2]), str(value)
     if not rejecting or not isinstance(value, (str, bool, int)) or len(text) >= 40: return None
@@ -221,10 +221,12 @@ def _rejects(name:str, value)->bool|None:
 def is_accepted(
     column:str,   # of an evaluation, or the reason why a model stopped
     value,
-)->bool|None:     # None: the column judges nothing
-    "Is a row to be learned, by a column that `fields` names as `train`?"
-    rejects = _rejects(column, value)
-    return None if rejects is None else not rejects
+)->bool|None:     # None: it is read as a flag, if it can be
+    "Is a row to be learned, by a column that `fields` names as `train`? Yes and no stay flags, but of `is_wrong`"
+    bad_if_true = _rejecting_values(column.rpartition(".")[2]) is _YES
+    if not bad_if_true and str(value).strip().lower() in YES_NO: return None
+    is_bad = _calls_bad(column, value)
+    return None if is_bad is None else not is_bad
 
 _TASK_OF_PRODIGY = frozenset(["_input_hash", "answer"])   # which is accept, reject or ignore
 
@@ -239,7 +241,7 @@ def find_rejections(
     def look(name, value):
         if isinstance(value, dict):
             for key, inside in value.items(): look(f"{name}.{key}", inside)
-        elif _rejects(name, value): found.append(f"{name}: {str(value).strip()}")
+        elif _calls_bad(name, value): found.append(f"{name}: {str(value).strip()}")
     for name in names:
         column, _, key = name.partition(".")
         messages = dict.get(row, column)

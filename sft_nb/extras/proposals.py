@@ -394,15 +394,16 @@ def fix_for_unread(
     "The likely meaning of columns that nothing has read, as the end of a sentence, and the fix"
     choices = choice_columns([name for name in names if not _CHOICES_OF_AN_API.search(name)])
     longer = [c for c in answers if is_answer_name(c, labels=False) and c not in choices]
-    if answers and format == "text":   # and how to fix it
+    labels = [c for c in learnable if is_answer_name(c)]
+    if format == "text" and (answers or labels):   # and how to fix it
         column = columns.get("text", ["text"])[0]
+        what = f"; the whole {column} is learned, without question and answer"
+        if not answers:   # lists, or objects
+            write = f"write {labels[0]} as one text, then {{fields}} question={column} answer={labels[0]}"
+            return what, as_fix(write) | fix
         asked = [c for c in answers if has_role(c, "question") and not is_answer_name(c)]
         pairs = propose_pairs(asked[0], longer) if asked and longer else propose_pairs(column, answers)
-        return f"; the whole {column} is learned, without question and answer", pairs | fix
-    if format == "text" and (labels := [c for c in learnable if is_answer_name(c)]):   # lists, or objects
-        column, label = columns.get("text", ["text"])[0], labels[0]
-        write = as_fix(f"write {label} as one text, then {{fields}} question={column} answer={label}")
-        return f"; the whole {column} is learned, without question and answer", write | fix
+        return what, pairs | fix
     if choices and format in ("question_answer", "prompt_completion"):
         what = f"; the question does not show {join_names(choices)}, of which the answer may be one"
         return what, as_fix(f"a task of your own: {join_names(choices)} into the question") | ignore

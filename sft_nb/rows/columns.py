@@ -243,7 +243,7 @@ _MESSAGE_KEYS = {*ROLE_KEYS, *CONTENT_KEYS, *REASONING_KEYS, *LOSS_FLAGS, "tool_
                  "name", "train_detail", "functions", "function_calls", "type"}
 _CALL_KEYS = {"id", "type", "function", "name", "arguments", "args", "index"}
 MESSAGE_COLUMNS = ("messages", "conversations", "contents", "prompt", "completion", "response", "chosen", "input",
-                    "output", "preferred_output")
+                   "output", "preferred_output")
 
 def _unread_keys(m:dict)->list[str]:
     "The keys of a message that are not read, also those of its blocks and calls"

@@ -108,7 +108,7 @@ class Run(Viewable):
                 f.seek(max(0, f.seek(0, os.SEEK_END) - _LOG_BYTES))
                 return "\n".join(f.read().decode(errors="replace").splitlines()[-lines:])
         except FileNotFoundError:
-            return "it was trained in a terminal or cell, which has its output" if self.path.is_dir() else ""
+            return "no log.txt: a training in a terminal or cell prints there" if self.path.is_dir() else ""
         except OSError: return ""
 
 # %% ../../nbs/10_runs/09_directory.ipynb #run00tr2

@@ -239,6 +239,17 @@ def test_the_log_of_an_api_teaches_the_message_and_tells_which_answers_were_cut(
     assert left.train.reasons == {"train is False": 3} and len(left.train) == 9
 
 
+@pytest.mark.parametrize("column, left_out, learned_too", [
+    ("correct", [0, "0", False, "no"], [1, "yes"]), ("decision", ["no", 0, "rejected"], ["yes", 1, "new"]),
+    ("is_wrong", [1, "yes", True], [0, "no", False]), ("stop_reason", ["max_tokens", 0], ["end_turn"])])
+def test_a_flag_stays_a_flag_whatever_its_column_is_called(column, left_out, learned_too):
+    for values, kept in ((left_out, 0), (learned_too, 1)):
+        for value in values:
+            rows = [{"question": "1+1?", "answer": "2", column: value},
+                    {"question": "1+2?", "answer": "3", column: None}]
+            assert len(read(rows, fields=(f"train={column}",)).train) == 1 + kept, value
+
+
 @pytest.mark.parametrize("labels", [["billing", "urgent"], [3, 7], dict(intent="pay")])
 def test_several_labels_beside_a_text_are_told_with_what_is_learned_instead(labels):
     found = {f.check: f for f in read([dict(text=f"Mail {k}", labels=labels) for k in range(9)]).report.findings}

@@ -241,7 +241,7 @@ def test_a_column_that_says_no_to_rows_can_leave_them_out(tokenizer):
     fix = {f.check: f.fix for f in report.findings}
     assert fix["train_rejected"].settings == dict(fields=("train=resolved",))
     data = prepare(load_config(task="chat", eval_samples=0, **fix["train_rejected"].settings), tokenizer, train=tickets)
-    assert data.train.reasons == {"train is False": 15}
+    assert data.train.reasons == {"train is no": 15}
 
 
 def test_single_placeholders_are_named_and_left_out_by_the_proposed_command(tokenizer, tmp_path, monkeypatch):
