@@ -134,3 +134,25 @@ def test_a_list_in_the_arguments_of_a_call_is_right_in_part(arguments, right):
     wanted = [dict(name="f", arguments=dict(xs=[1, 2, 3], y="a"))]
     got = [dict(name="f", arguments=dict(y="a") | arguments)]
     assert compare_calls(got, wanted)["arguments"] == right
+
+
+CALL = dict(name="weather", arguments=dict(city="Oslo"))
+HERMES = [{"from": "human", "value": "Weather in Oslo?"},
+          {"from": "gpt", "value": f"<tool_call>\n{json.dumps(CALL)}\n</tool_call>"},
+          {"from": "tool", "value": "<tool_response>\n7 degrees\n</tool_response>"},
+          {"from": "gpt", "value": "7 degrees."}]
+
+
+@pytest.mark.parametrize("row", [dict(question="Weather in Oslo?", answer=json.dumps([CALL])),   # xLAM
+                                 dict(conversations=HERMES), dict(conversations=HERMES[:2])])
+def test_a_call_that_is_written_as_text_is_wanted_as_a_call(row):
+    tools = get_task("tools")
+    assert len(tools.messages(row)) == 2   # what follows the last call is left out
+    for text, right in ((json.dumps(CALL), True), (f"<tool_call>{json.dumps(CALL)}</tool_call>", True),
+                        ("7 degrees.", False), ("", False), (json.dumps(CALL | dict(name="news")), False)):
+        assert tools.score(text, row).correct == right, text
+
+
+def test_an_answer_without_a_call_wants_none():
+    row = dict(question="Hi?", answer='Hello, {"city": "Oslo"} is no call.')
+    assert get_task("tools").score("Hello.", row).correct and not get_task("tools").score(json.dumps(CALL), row).correct

@@ -97,6 +97,10 @@ def message_calls(m:dict)->list[dict]:
     "The calls of a message, from its `tool_calls`"
     return [c for c in map(parse_call, m.get("tool_calls") or ()) if c]
 
+def _calls_in(m:dict)->list[dict]:
+    "The calls of an answer, from its `tool_calls` or its text, as those of xLAM and Hermes are written"
+    return message_calls(m) or read_calls(m["content"] or "")
+
 class Tools:
     "Conversations with functions to call"
     name, fields, own_rows = "tools", (), False
@@ -107,13 +111,13 @@ class Tools:
     def messages(self, row:dict)->list[dict]:
         "The conversation up to and including its last call that no flag excludes; all of it without one"
         messages = to_messages(row)
-        def is_asked(m): return m["role"] == "assistant" and m.get("train", True) and message_calls(m)
+        def is_asked(m): return m["role"] == "assistant" and m.get("train", True) and _calls_in(m)
         last = max((k for k, m in enumerate(messages) if is_asked(m)), default=None)
         return messages if last is None else messages[:last + 1]
 
     def score(self, text:str, row:dict)->Score:
         "Correct if every call is; `got` is None if a call was expected and none could be parsed"
-        wanted, got = message_calls(self.messages(row)[-1]), read_calls(text)
+        wanted, got = _calls_in(self.messages(row)[-1]), read_calls(text)
         texts = [json.dumps(calls, ensure_ascii=False) if calls else "no call" for calls in (got, wanted)]
         figures = compare_calls(got, wanted)
         return Score(figures["exact"] == 1, None if wanted and not got else texts[0], texts[1], figures)
