@@ -37,7 +37,9 @@ def block_kind(name)->str|None:
 
 def _text_in(x)->str|None:
     "The text of a block, however deep it is; several are joined"
-    while isinstance(x, dict): x = next((x[k] for k in _BLOCK_TEXT if x.get(k) not in (None, [])), None)
+    while isinstance(x, dict):
+        if isinstance(x.get("label"), list) and isinstance(x.get("text"), list): return None   # choices, with letters
+        x = next((x[k] for k in _BLOCK_TEXT if x.get(k) not in (None, [])), None)
     texts = [_text_in(part) for part in x] if isinstance(x, list) and x else [x]
     return "\n".join(texts) if all(isinstance(text, str) for text in texts) else None
 

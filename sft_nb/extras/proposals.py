@@ -406,7 +406,8 @@ def fix_for_unread(
         return what, pairs | fix
     if choices and format in ("question_answer", "prompt_completion"):
         what = f"; the question does not show {join_names(choices)}, of which the answer may be one"
-        return what, as_fix(f"a task of your own: {join_names(choices)} into the question") | ignore
+        own = f"a task of your own: {join_names(choices)} into the question"
+        return what, edit(task="multiple_choice") | own | ignore
     beside = {field: c for c in reversed(learnable) if (field := field_of(c)) in _READ_BESIDE.get(format, ())}
     if beside:
         pairs = (*fields, *(f"{field}={c}" for field, c in beside.items()))
@@ -485,9 +486,9 @@ def explain_wrong_column(
     return found.format(wrong[field], field), expected, fix
 
 # %% ../../nbs/16_extras/26_proposals.ipynb #6c0b65ce
-def _can_read_all(task:Task, rows:list[dict])->bool:
-    "Can a task read all rows that have content, by the names of its own fields?"
-    rename = ColumnRenamer(tuple(task.fields), {}, {})
+def _can_read_all(task:Task, rows:list[dict], aliases:dict)->bool:
+    "Can a task read all rows that have content, by the names of its own fields, or their other names?"
+    rename = ColumnRenamer((*task.fields, *aliases.keys() - {*task.fields}), {}, aliases)
     expand = getattr(task, "expand", lambda row: [row])
     found = [rename(part) for row in rows if not all(map(is_blank, row.values())) for part in expand(row)]
     try: return all(f in row for row in found for f in task.fields) and bool([task.messages(row) for row in found])
@@ -504,8 +505,9 @@ def propose_names(
     else: rows = [row for row in rows if not detect(row)]
     pairs = applied_fields(rows[0], cfg)
     if not task.fields:
-        names = ("nli", "translate") if task.name == "chat" else ()   # whose columns tell that they are meant
-        found = [edit(task=name) for name in names if _can_read_all(get_task(name), rows)]
+        tasks = map(get_task, ("nli", "translate", "multiple_choice") if task.name == "chat" else ())
+        found = [edit(task=t.name) for t in tasks   # whose columns tell that it is meant; NLI's other names do not
+                 if _can_read_all(t, rows, t.aliases if t.name == "multiple_choice" else {})]
         return reduce(operator.or_, [*found, propose_reading(rows, pairs, labels=task.name == "classify")])
     fix = as_fix(f"name the columns in {{fields}}: {' '.join(f'{f}=...' for f in task.fields)}")
     optional = tuple(f for f in getattr(task, "aliases", ()) if f not in task.fields)

@@ -660,7 +660,8 @@ def _say_what_is_learned(one:dict, facts:dict)->str:
         if facts["response_template"]: return f"what follows {facts['response_template']!r} in the text"
         return f"all of {answers}" if answers else "whole texts"
     if one["format"] == "tokens": return "the tokens that their labels do not mask"
-    if not answers: return one.get("says", "answers that are made from several columns")
+    if one.get("says"): return one["says"]
+    if not answers: return "answers that are made from several columns"
     if answers == prompts: return ("the last answer" if facts["turns"] == "last" else "the answers") + f" in {answers}"
     return f"{answers}, as the answer to {prompts}" if prompts else answers
 

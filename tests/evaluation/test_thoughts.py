@@ -33,6 +33,7 @@ ROWS = dict(   # task -> a row, its target, and a draft that is wrong
            json.dumps(CALL), json.dumps(CALL | dict(arguments=dict(a=2)))),
     chat=(dict(question="Hello?", answer="Hello, I am here."), "Hello, I am here.", "Bye."),
     classify=(dict(question="Does it follow?", answer="entailment"), "entailment", "contradiction"),
+    multiple_choice=(dict(question="6*7?", choices=["40", "42"], answer="B"), "B. 42", "The answer is A."),
     text=(dict(text="Hello?### Hello, I am here."), "Hello, I am here.", "Bye."))
 
 
