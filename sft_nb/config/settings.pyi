@@ -15,7 +15,7 @@ from typing import TypedDict
 class Config:
     """All settings of a run"""
     task: str = ...
-    'arithmetic, chat, classify, gsm8k, nli, summarize, text, tools, translate, units, units_rft; or your own: task.py, task.py:YourTask, your_module:YourTask; auto: chat if train_file is set, else arithmetic for the tiny model'
+    'arithmetic, chat, classify, gsm8k, multiple_choice, nli, summarize, text, tools, translate, units, units_rft; or your own: task.py, task.py:YourTask, your_module:YourTask; auto: chat if train_file is set, else arithmetic for the tiny model'
     fields: tuple[str, ...] | None = ...
     "columns of the fields that the task reads, if named differently: question=Problem answer=Solution; 'question=Subject + Body' joins two"
     system_prompt: str | None = ...
@@ -279,7 +279,7 @@ def full_name(name: str) -> str:
 class Settings(TypedDict, total=False):
     """The settings that `load_config` takes, by all of their names"""
     task: str | Any
-    'arithmetic, chat, classify, gsm8k, nli, summarize, text, tools, translate, units, units_rft; or your own: task.py, task.py:YourTask, your_module:YourTask; auto: chat if train_file is set, else arithmetic for the tiny model'
+    'arithmetic, chat, classify, gsm8k, multiple_choice, nli, summarize, text, tools, translate, units, units_rft; or your own: task.py, task.py:YourTask, your_module:YourTask; auto: chat if train_file is set, else arithmetic for the tiny model'
     fields: tuple[str, ...] | None | str | Sequence[str] | Mapping[str, Any]
     "columns of the fields that the task reads, if named differently: question=Problem answer=Solution; 'question=Subject + Body' joins two"
     system_prompt: str | None
