@@ -3,6 +3,7 @@ import ast
 import dataclasses
 import typing
 
+import pytest
 from conftest import ROOT
 
 from sft_nb.config.load import load_config
@@ -52,6 +53,13 @@ def test_a_list_is_as_good_as_a_tuple():
     "In Python one writes a list; a config holds a tuple, so that it can be a key"
     cfg = Config(train_file=["a.jsonl"], train_weights=[2.])
     assert (cfg.train_file, cfg.train_weights) == (("a.jsonl",), (2.,)) and hash(cfg) == hash(load_config(cfg))
+
+
+@pytest.mark.parametrize("group", dict.fromkeys(s.group for s in SETTINGS.values()), ids=lambda group: group.__name__)
+def test_no_group_of_settings_can_be_changed(group):
+    "Newer versions of Python refuse a frozen class such as Config with a base that is not"
+    name = dataclasses.fields(group)[0].name
+    with pytest.raises(dataclasses.FrozenInstanceError): setattr(group(), name, None)
 
 
 def test_what_is_switched_on_by_default():

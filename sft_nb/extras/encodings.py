@@ -26,32 +26,36 @@ def _frequent_letters(encoding:str, first:int, last:int)->str:
     codes = bytes(b for lead in range(first, last + 1) for trail in range(0x40, 0xff) for b in (lead, trail))
     return "".join({c for c in codes.decode(encoding, "ignore") if c > "\u3400"})
 
-_KANA, _HANGUL = "[ぁ-ヶー]", "[이다는을를의에가고하지도은서로사어기요니]"
-_ENCODINGS = {   # encoding -> pattern of ordinary text beside ASCII; characters of which it has at least a share
-    "cp1252": (_few_letters("àâäáãåæçéèêëíìîïñóòôöõøœúùûüýßÀÂÄÁÃÅÆÇÉÈÊËÍÎÏÑÓÔÖÕØŒÚÛÜ¿¡ªº"), "", 0),
-    "cp1250": (_few_letters("áâăäąćčçďđéęëěíîłľńňóôőöŕřśšşťţúůűüýźžżÁĄĆČĎĐÉĘĚÍŁĽŃŇÓŐÖŘŚŠŞŤÚŮŰÜÝŹŽŻß"), "", 0),
-    "cp1253": (_word_pattern("α-ωάέήίόύώϊϋ", "Α-ΩΆΈΉΊΌΎΏ") + "|[«»—–…]", "[άέήίόύώ]", .08),
-    "cp1255": (r"(?<!\w)[א-יכלמנסעפצק-ת]+[ךםןףץ]?(?!\w)|[“”–—…₪]", "", 0),   # five letters only end words
-    "cp1256": (_word_pattern("ء-يپچژگکی") + "|[،؛؟“”«»–—…]", "", 0),
-    "cp1251": (_word_pattern("а-яёіїєґ", "А-ЯЁІЇЄҐ") + "|[«»—–№…]", "", 0),
-    "koi8-r": (_word_pattern("а-яё", "А-ЯЁ"), "", 0),
-    "cp949": (f"[가-힣{_PUNCTUATION}]", _HANGUL, .1),
-    "shift_jis": (f"[ぁ-ヶー一-龥々{_PUNCTUATION}]", _KANA, .2),
-    "euc-jp": (f"[ぁ-ヶー一-龥々{_PUNCTUATION}]", _KANA, .2),
-    "gbk": (("gb2312", 0xb0, 0xd7), "", 0), "gb18030": (("gb2312", 0xb0, 0xd7), "", 0),
-    "big5": (("big5", 0xa4, 0xc6), "", 0)}
+_ENCODINGS = {   # encoding -> pattern of ordinary text beside ASCII; or where its frequent letters are
+    "cp1252": _few_letters("àâäáãåæçéèêëíìîïñóòôöõøœúùûüýßÀÂÄÁÃÅÆÇÉÈÊËÍÎÏÑÓÔÖÕØŒÚÛÜ¿¡ªº"),
+    "cp1250": _few_letters("áâăäąćčçďđéęëěíîłľńňóôőöŕřśšşťţúůűüýźžżÁĄĆČĎĐÉĘĚÍŁĽŃŇÓŐÖŘŚŠŞŤÚŮŰÜÝŹŽŻß"),
+    "cp1253": _word_pattern("α-ωάέήίόύώϊϋ", "Α-ΩΆΈΉΊΌΎΏ") + "|[«»—–…]",
+    "cp1255": r"(?<!\w)[א-יכלמנסעפצק-ת]+[ךםןףץ]?(?!\w)|[“”–—…₪]",   # five letters only end words
+    "cp1256": _word_pattern("ء-يپچژگکی") + "|[،؛؟“”«»–—…]",
+    "cp1251": _word_pattern("а-яёіїєґ", "А-ЯЁІЇЄҐ") + "|[«»—–№…]",
+    "koi8-r": _word_pattern("а-яё", "А-ЯЁ"),
+    "cp949": f"[가-힣{_PUNCTUATION}]",
+    "shift_jis": f"[ぁ-ヶー一-龥々{_PUNCTUATION}]",
+    "euc-jp": f"[ぁ-ヶー一-龥々{_PUNCTUATION}]",
+    "gbk": ("gb2312", 0xb0, 0xd7), "gb18030": ("gb2312", 0xb0, 0xd7),
+    "big5": ("big5", 0xa4, 0xc6)}
+_KANA = "[ぁ-ヶー]"
+_TYPICAL = {   # encoding -> characters of which ordinary text has at least a share, by which it is told from others
+    "cp1253": ("[άέήίόύώ]", .08), "cp949": ("[이다는을를의에가고하지도은서로사어기요니]", .1),
+    "shift_jis": (_KANA, .2), "euc-jp": (_KANA, .2)}
 
 def plausible_encoding(
     content:bytes,   # of a whole file, not in UTF-8
 )->str|None:         # as iconv knows it
     "The encoding in which the content is ordinary text, or None"
     shares = {}
-    for encoding, (pattern, typical, least) in _ENCODINGS.items():
+    for encoding, pattern in _ENCODINGS.items():
         try: text = content.decode(encoding)[:1_000_000]
         except UnicodeDecodeError: continue
         if isinstance(pattern, tuple): pattern = f"[{_frequent_letters(*pattern)}{_PUNCTUATION}]"
         n = sum(c > "\x7f" for c in text)
-        if typical and len(re.findall(typical, text)) < least * n: continue
+        typical = _TYPICAL.get(encoding)
+        if typical and len(re.findall(typical[0], text)) < typical[1] * n: continue
         shares[encoding] = sum(c > "\x7f" for found in re.findall(pattern, text) for c in found) / max(n, 1)
     best = max(shares, key=shares.get, default=None)   # of equals, the first
     return best if best and shares[best] > .9 else None

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from sft_nb.checks.preflight import preflight
 from sft_nb.config.load import load_config
 from sft_nb.model.adapter import check_trained, load_model, read_adapter
-from sft_nb.model.load import load_base
+from sft_nb.model.load import check_weights, load_base
 from sft_nb.base.report import ConfigError, SftError
 from sft_nb.runs.provenance import weights_of
 from sft_nb.tokens.tokenizer import load_tokenizer, model_path
@@ -44,6 +44,17 @@ def test_a_base_with_broken_weights_is_named(tmp_path, tokenizer, method, number
     if (method, number) == ("lora", float("inf")):
         failed = preflight(cfg).failed
         assert [f.check for f in failed] == ["model"] and "hold NaN or infinity" in failed[0].says
+
+
+@pytest.mark.parametrize("dtype, settings", [(torch.float16, dict(dtype="bfloat16")), (torch.float32, {}),
+                                             (torch.bfloat16, {})])
+def test_another_format_is_proposed_only_where_numbers_may_have_been_too_large(dtype, settings):
+    "float16 ends at 65,504; what is broken in another one is broken on disk"
+    layer = torch.nn.Linear(2, 2).to(dtype)
+    with torch.no_grad(): layer.weight[0, 0] = float("inf")
+    with pytest.raises(ConfigError, match="1 of 2 tensors hold NaN or infinity, the first is weight") as e:
+        check_weights(layer, "mine")
+    assert e.value.fix.settings == settings and "download it again" in str(e.value.fix)
 
 
 def test_rows_that_end_inside_a_block_get_their_own_scale(tmp_path, tokenizer):

@@ -6,6 +6,10 @@ from types import SimpleNamespace
 import pytest
 from conftest import ROOT
 
+from sft_nb.batches.layout import BatchLengths
+from sft_nb.model.hardware import DEVICES
+from sft_nb.planning.throughput import MemoryStrategy, pass_seconds, SpeedFacts, waiting_bytes
+
 sys.path.insert(0, str(ROOT/"benchmarks"))
 import roofline   # noqa: E402
 
@@ -54,3 +58,19 @@ def test_a_step_takes_as_long_as_on_an_h200(kernels, again, case):
     asked = dict(shape="4b", card="h200-141gb", rows=8, tokens=1024, method="lora", rank=16, peak=False)
     made = roofline.table(SimpleNamespace(**asked, kernels=kernels, again=again))
     assert made["ms"] == pytest.approx(measured, rel=.1)
+
+
+def test_what_is_not_computed_again_waits_in_host_memory():
+    "34 bytes for each token, layer and hidden number; of layers that are computed again, only what is kept of them"
+    facts = SpeedFacts(layers=L, linear=LINEAR, parts=L * 3 * H * I, quantised=0, adapter=0, head=H * 151_936,
+                       width=HEADS * D, hidden=H, full=False)
+    batch, numbers = BatchLengths((512,) * 4, True), TOKENS * L * H
+    def waiting(**how): return waiting_bytes(facts, batch, MemoryStrategy("lora", offloading=True, **how))
+    assert waiting() == 34 * numbers
+    assert waiting(checkpointing=True) == 2 * numbers
+    assert waiting(checkpointing=True, keep=True) == 2 * numbers + 2 * TOKENS * L * HEADS * D
+    assert waiting_bytes(facts, batch, MemoryStrategy("lora")) == 0
+    card = DEVICES["rtx4090-24gb"]
+    stays, waits = (pass_seconds(facts, batch, card, activations=0, way=MemoryStrategy("lora", offloading=offloading))
+                    for offloading in (False, True))
+    assert waits - stays == pytest.approx(34 * numbers / (card.bus * 1e9))   # it is copied back before it is needed

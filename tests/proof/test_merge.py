@@ -264,6 +264,18 @@ def test_answers_that_differ_come_first():
     assert parity(a, a).findings[0].says.startswith(f"{both} agree, up to rounding: 2 of 2 greedy answers are equal")
 
 
+def test_another_answer_is_a_failure_in_32_bits_and_a_warning_in_16(trained_as, tmp_path, monkeypatch):
+    "With logits as close as rounding makes them: only 16 bits cannot tell the two best tokens from each other"
+    run = trained_as("lora")
+    def another(a, b, **how): return parity(a, replace(b, texts=["other", *b.texts[1:]]), **how)
+    monkeypatch.setattr(merging, "parity", another)
+    with pytest.raises(SftError, match="1 of 2 greedy answers of the merged model and the adapter differ"):
+        merge(run, out=tmp_path/"32", dtype="float32", prompts=2)
+    assert not (tmp_path/"32").exists()
+    made = Report.load(merge(run, out=tmp_path/"16", dtype="bfloat16", prompts=2)/"parity.json")
+    assert made.status == "warn" and made.findings[0].says.startswith("1 of 2 greedy answers of the merged model ")
+
+
 def test_a_run_in_16_bits_is_merged_in_32(tmp_path):
     "The adapter's own sums are of 16 bits, so no more than that can be asked of the comparison"
     from safetensors.torch import load_file

@@ -8,7 +8,7 @@ from conftest import shared
 from sft_nb.tasks.core import get_task, Score
 from sft_nb.tasks.metrics import headline_figure, measure_answers
 from sft_nb.extras.tasks.nli import class_figures
-from sft_nb.extras.tasks.summarize import rouge
+from sft_nb.extras.tasks.summarize import format_document, rouge
 from sft_nb.extras.tasks.translate import corpus_figures, sentence_figures
 from sft_nb.tokens.conversations import conversation
 
@@ -154,3 +154,11 @@ def test_real_calls_are_worth_their_own_answer_in_every_form():
         assert tools.score(llama, row).correct
         if calls: assert tools.score("Sorry.", row).figures == dict(exact=0., name=0., arguments=0.)
     assert wanted == 153
+
+
+@pytest.mark.parametrize("document, text", [
+    (dict(name="Terms", pages=3), "name: Terms\n\npages: 3"),   # somebody's name, but no words of theirs
+    (dict(title="Terms", text=" Be kind. "), "title: Terms\n\nBe kind."),
+    (dict(speaker="Ada", text=" Hello. "), "Ada: Hello."),
+    ([dict(speaker="Ada", text="Hello."), dict(name="Ben", pages=1)], "Ada: Hello.\n\n---\n\nname: Ben\n\npages: 1")])
+def test_a_record_is_a_turn_only_if_somebody_says_something(document, text): assert format_document(document) == text

@@ -1,13 +1,15 @@
+"""An end token, and a pad token that is another one; how tokens are drawn."""
 import json
+import operator
+import re
 
-"""An end token, and a pad token that is another one."""
 import pytest
 from conftest import shared
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from sft_nb.config.load import load_config
 from sft_nb.base.report import ConfigError
-from sft_nb.tokens.display import spans
+from sft_nb.tokens.display import spans, spans_html, Token
 from sft_nb.tokens.tokenizer import ASSETS, choose_pad, load_tokenizer
 
 
@@ -51,3 +53,15 @@ def test_a_folder_without_a_tokenizer_is_refused_before_its_rows_are_empty(tmp_p
 def test_a_mistyped_shipped_name_is_named(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ConfigError, match="Fix: model='tiny'"): load_tokenizer(load_config("demo", model="tinny"))
+
+
+@pytest.mark.parametrize("kind", ["supervised", "context"])
+def test_neighbouring_tokens_are_told_apart_by_a_tint(kind):
+    "Every second one, so that one sees where each ends; also where some are folded"
+    for n in (7, 20):
+        drawn = spans_html([(f"t{k}", kind) for k in range(n)], fold=8)
+        tinted = ["background" in style for style in re.findall(r"<bdi([^>]*)>", drawn)]
+        assert len(tinted) == n and not any(map(operator.eq, tinted, tinted[1:])), (n, tinted)
+    losses = [Token("a", kind, loss=loss) for loss in (.5, .5, 2.)]
+    low, same, high = re.findall(r"<bdi[^>]*style='([^']*)'", spans_html(losses))
+    assert low == same != high   # a measured one has the tint of its loss, wherever it stands

@@ -107,3 +107,23 @@ def test_a_template_that_refuses_a_late_message_is_asked_for_a_few_answers_only(
     with pytest.raises(SftError, match="No!"):
         turns.split_conversation([*chat, dict(role="user", content="no"), chat[1]], Template(tok))
     assert sum(n > 100 for n in seen) < 30
+
+
+def test_a_late_call_that_the_template_leaves_out_is_an_error(monkeypatch):
+    "Also where only the last answer is learned, so that the call is context"
+    tok = load_tokenizer(load_config(model="tiny"))
+    chat = [dict(role=role, content=f"{role} {k}") for k in range(40) for role in ("user", "assistant")]
+    calls = [dict(type="function", function=dict(name="find", arguments=dict(town=town))) for town in ("Oslo", "Rome")]
+    asked = [*chat, dict(role="user", content="Where?"), dict(role="assistant", content="", tool_calls=calls),
+             dict(role="tool", name="find", content="59 N"), dict(role="assistant", content="In the north.")]
+    seen, run = [], Template._run
+    monkeypatch.setattr(Template, "_run", lambda self, messages, *a, **k: seen.append(len(messages)) or run(
+        self, messages, *a, **k))
+    def template(written): return ("{% for m in messages %}{% for c in " + written + " %}{{ c | tojson }}{% endfor %}"
+                                   + LINE + "{% endfor %}" + PROMPT)
+    tok.chat_template = template("m.tool_calls or []")
+    assert turns.split_conversation(asked, Template(tok), turns="last")
+    assert sum(n in (81, 82) for n in seen) == 0   # up to the call: a few messages before it were enough
+    tok.chat_template = template("(m.tool_calls or [])[:1]")
+    with pytest.raises(SftError, match="1 of 2 calls is written with name and arguments; .*Rome.* is missing"):
+        turns.split_conversation(asked, Template(tok), turns="last")

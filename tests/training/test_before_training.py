@@ -1,5 +1,6 @@
 """Errors before a run is created: a failed preflight; rows, settings or processes that make no sense."""
 import json, re
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from sft_nb.checks.preflight import preflight
 from sft_nb.config.load import load_config
 from sft_nb.model.adapter import load_model
 from sft_nb.base.report import ConfigError, SftError
-from sft_nb.runs.distributed import check_processes
+from sft_nb.runs.distributed import check_processes, main_process_first
 from sft_nb.training.train import train
 from sft_nb.workbench import Workbench
 
@@ -116,6 +117,20 @@ def test_processes_that_are_not_what_was_asked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
     says = "2 processes are requested, but this is one.*launch"
     with pytest.raises(ConfigError, match=says): train(small(tmp_path, num_processes=2))
+
+
+@pytest.mark.parametrize("processes, order", [(1, ["prepares"]), (2, ["waits for the first", "prepares"])])
+def test_rows_are_prepared_once_for_all_processes(monkeypatch, processes, order):
+    done = []
+    class SecondProcess:   # of accelerate's group
+        @contextmanager
+        def main_process_first(self):
+            done.append("waits for the first")
+            yield
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    monkeypatch.setattr("accelerate.PartialState", SecondProcess)
+    with main_process_first(): done.append("prepares")
+    assert done == order
 
 
 def test_the_model_that_a_preflight_keeps_is_as_a_new_one():

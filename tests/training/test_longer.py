@@ -8,6 +8,7 @@ from learner import names, small, values
 
 from sft_nb.base.report import ConfigError
 from sft_nb.extras.earlier_adapter import find_earlier_adapter
+from sft_nb.model.finetuning.optimizer import follow_schedule, make_schedule
 from sft_nb.runs.directory import create_run, Run
 from sft_nb.runs.locate import Target
 from sft_nb.training.train import resume, train
@@ -29,6 +30,27 @@ def test_a_finished_run_goes_on_for_more_epochs(first, tmp_path):
     assert rates[4] > rates[3]   # the longer schedule is higher at that step
     with pytest.raises(ConfigError, match="num_train_epochs is 2, and it was trained with 2"):
         resume(run, num_train_epochs=2)
+
+
+def test_the_first_step_after_a_resume_has_the_rate_of_the_new_schedule():
+    "A checkpoint's optimiser holds the rate that the old one ended with: 0, at which nothing is learned"
+    def made(steps):
+        optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], lr=1e-3)
+        return optimizer, make_schedule(optimizer, "linear", steps)
+    ended, schedule = made(10)
+    for _ in range(10):
+        ended.step()
+        schedule.step()
+    for how, rate in ({}, 5e-4), (dict(learning_rate=4e-3), 2e-3):
+        optimizer, longer = made(20)
+        optimizer.load_state_dict(ended.state_dict())
+        longer.load_state_dict(schedule.state_dict())
+        assert optimizer.param_groups[0]["lr"] == 0
+        follow_schedule(longer, **how)
+        assert optimizer.param_groups[0]["lr"] == longer.get_last_lr()[0] == pytest.approx(rate)
+        optimizer.step()
+        longer.step()
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(.9 * rate)
 
 
 def test_an_unfinished_run_is_no_longer_one(first, tmp_path):

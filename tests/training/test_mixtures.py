@@ -15,7 +15,8 @@ from sft_nb.evaluation.evaluate import evaluate
 from sft_nb.proof import merge as merging
 from sft_nb.proof.merge import merge
 from sft_nb.proof.prove import prove
-from sft_nb.training.train import train
+from sft_nb.runs.directory import create_run
+from sft_nb.training.train import build_trainer, train
 from sft_nb.workbench import Workbench
 
 
@@ -50,6 +51,14 @@ def test_a_mixture_trains_is_sampled_evaluated_and_merged(tmp_path, kind, method
     assert parity.status == "ok" and parity.figures["effect_of_the_adapter"] > 0
     if method == "qlora": assert prove(run, folder=merged, prompts=2, max_new_tokens=4).same
     check_merges_with_a_fault_in_one_expert(run)
+
+
+def test_a_trainer_leaves_the_model_as_it_was(tmp_path):
+    "TRL asks for router logits, with which generation fails, and has adapters of a quantised base in 16 bits"
+    bench = Workbench(mixture(tmp_path, "qwen3_moe", method="qlora", dtype="bfloat16"))
+    trainer = build_trainer(bench, create_run(bench.cfg))
+    assert trainer.aux_loss_enabled and not bench.model.config.output_router_logits
+    assert {p.dtype for p in bench.model.parameters() if p.requires_grad} == {torch.float32}
 
 
 EXPERTS = "model.layers.1.mlp.experts.down_proj"

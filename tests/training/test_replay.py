@@ -7,6 +7,7 @@ import shutil
 import pytest
 from learner import killed_at_eight, small, small_qlora
 
+from sft_nb.base.progress import progress_listener
 from sft_nb.base.report import ConfigError, SftError
 from sft_nb.extras.replay import Replay, ReplayedRow
 from sft_nb.panels.batches import BatchPanel
@@ -112,6 +113,12 @@ def test_a_removed_checkpoint_means_more_steps(tmp_path, undisturbed, capsys):
     again = run.replay(8)
     assert (again.checkpoint, again.steps, again.equal) == ("", 8, True)
     assert "step 8 is replayed from the beginning: 8 steps, about " in capsys.readouterr().err
+
+
+def test_a_replay_says_how_far_it_is(undisturbed):
+    seen = []
+    with progress_listener(seen.append): undisturbed.replay(5)   # from checkpoint-3
+    assert {(p.done, p.of) for p in seen if p.phase == "training"} == {(3, 5), (4, 5), (5, 5)}
 
 
 def test_an_extended_run_is_replayed_with_the_schedule_of_that_time(tmp_path):
