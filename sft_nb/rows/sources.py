@@ -196,7 +196,7 @@ def _near_path(path:Path)->str:
     try: names = [p.name for p in path.parent.iterdir() if p.is_dir() or file_suffix(p) in SUFFIXES]
     except (OSError, ValueError): names = []
     wanted = path.name[:100]
-    near = difflib.get_close_matches(stem(wanted), {*map(stem, names)}, 1, .7)   # a common suffix means nothing
+    near = difflib.get_close_matches(stem(wanted), {*map(stem, names)}, 1, .65)   # a common suffix means nothing
     alike = difflib.get_close_matches(wanted, [name for name in names if stem(name) in near], 1, 0)
     return str(path.parent/alike[0]) if alike else ""
 
