@@ -218,6 +218,9 @@ def find_trivial(tuned:Scores, baselines:Baselines|None)->list[Finding]:
         out.append(warn(text, "a larger {max_new_tokens}, or rows with shorter reasoning", check="endless_thoughts"))
     elif any(a.n_tokens for a in tuned.answers) and (found := repeated_answer(given, targets)):   # no texts
         out.append(warn(str(found), fix, check="one_answer"))
+    if tuned.n > 2 and len({*targets}) == 1:
+        text = f"the right answer is {shorten(targets[0], 40)!r} in all {tuned.n} rows: whoever always says it is right"
+        out.append(warn(text, "held-out rows with other answers, or another {task}", check="one_target"))
     if baselines is not None and baselines.few_shot is None and extension("few_shot") is None:
         text = "the base is not asked with examples in its prompt: that needs sft_nb.extras"
         out.append(skipped(text, command(REINSTALL), check="few_shot"))

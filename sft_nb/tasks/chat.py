@@ -16,18 +16,21 @@ from ..rows.thoughts import answer_of, without_thought
 from .core import no_rows_error, Score
 
 # %% ../../nbs/03_tasks/05_chat.ipynb #8ca06cc0
+_ARTICLES = {"a", "an", "the"}   # not compared, but where the answer is a letter: A
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
 
 def word_overlap(
     text:str,         # what a model wrote
     expected:str,
 )->dict[str,float]:   # contains, f1
-    "Does the text contain the expected words in order (0 or 1), and their word-level F1; 1 if neither has a word"
-    got, wanted = ([w for w in _WORD.findall(x.lower()) if w not in ("a", "an", "the")] for x in (text, expected))
+    "Does the text contain the expected words in order (0 or 1), and their word F1; without words, are they equal?"
+    got, wanted = (_WORD.findall(x.lower()) for x in (text, expected))
+    if {*wanted} - _ARTICLES: got, wanted = ([w for w in words if w not in _ARTICLES] for words in (got, wanted))
     n = len(wanted)
-    contains = any(got[k:k + n] == wanted for k in range(len(got) - n + 1)) if n else not got
+    if not n: return dict.fromkeys(("contains", "f1"), float(text.strip() == expected.strip()))
+    contains = any(got[k:k + n] == wanted for k in range(len(got) - n + 1))
     both = (Counter(got) & Counter(wanted)).total()
-    return dict(contains=float(contains), f1=2 * both / (len(got) + n) if got or n else 1.)
+    return dict(contains=float(contains), f1=2 * both / (len(got) + n))
 
 # %% ../../nbs/03_tasks/05_chat.ipynb #25227f0f
 def _canonical_json(text:str)->str|None:

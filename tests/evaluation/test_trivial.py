@@ -246,3 +246,14 @@ def test_the_best_constant_answer_is_named_beside_the_shares_only_if_it_is_ever_
     for trivial in (never, none):
         lines = replace(made, trivial=type(made.trivial)(trivial)).notes(e.tuned)
         assert not any("exact match" in line for line in lines) and any("loss per answer" in line for line in lines)
+
+
+def test_one_right_answer_for_all_rows_tells_nothing(tokenizer):
+    "Rows of questions and answers under task tools: no row wants a call, and every text without one is right"
+    rows = {f"row {k}": dict(question=f"What is {k}?", answer=f"{k}.") for k in range(6)}
+    questions = make_questions(load_config("demo", task="tools"), tokenizer, rows)
+    scores = answered("base", questions, ["Grass is green."] * 6)
+    found = {f.check: f.says for f in find_trivial(scores, None)}
+    assert scores.accuracy == 1 and "'no call' in all 6 rows" in found["one_target"]
+    others = make_questions(load_config("demo", task="chat"), tokenizer, rows)
+    assert "one_target" not in {f.check for f in find_trivial(answered("base", others, ["x"] * 6), None)}

@@ -11,6 +11,7 @@ from sft_nb.config.settings import SETTINGS
 from sft_nb.tasks.arithmetic import is_held_out, solve, TASK
 from sft_nb.tasks.core import get_task, task_names
 from sft_nb.tasks.answers import final_number
+from sft_nb.tasks.chat import word_overlap
 from sft_nb.tasks.gsm8k import GSM8K
 from sft_nb.extras.tasks.tools import compare_calls
 
@@ -167,3 +168,12 @@ def test_the_languages_of_a_translation_are_those_of_its_columns(columns, langua
     cfg = load_config(task="translate", fields=dict(source=source, target=target))
     found = get_task("translate").with_settings(cfg)
     assert f"the following text {languages}:" in found.messages(dict(source="a", target="b"))[-2]["content"]
+
+
+@pytest.mark.parametrize("expected, text, f1", [
+    ("A", "A", 1), ("A", "", 0), ("A", "B", 0), ("A", "the", 0), ("a", "A.", 1), ("the A", "A the", 1),
+    ("👍", "👍", 1), ("👍", "", 0), ("👍", "👎", 0), ("{}", "[]", 0), ("", "", 1), ("", "yes", 0),
+    ("The cat", "a cat", 1)])
+def test_an_answer_of_no_words_or_one_letter_is_not_overlapped_by_nothing(expected, text, f1):
+    "A is an article, and a letter to choose; without words, the characters decide"
+    assert word_overlap(text, expected)["f1"] == f1
