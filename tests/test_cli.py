@@ -129,6 +129,8 @@ WRONG = [  # arguments, exit code, what the message says
      ["learning_rate is 0"]),
     (["train", "--batch-size", "4", "--per-device-train-batch-size", "8"], 2, ["are one setting"]),
     (["trian"], 2, ["no such command; the nearest is train. Fix: sft_nb train"]),
+    (["finetune", __file__, "--max-steps", "2"], 2,
+     [f"the nearest is train. Fix: sft_nb train --train-file {__file__} --max-steps 2"]),
     (["prepare", "--config", "demo"], 2, ["no such command; the nearest is data. Fix: sft_nb data --config demo"]),
     (["resume", "runs/a"], 2, ["no such command; the nearest is train --resume. Fix: sft_nb train --resume runs/a"]),
     (["sft"], 2, ["no such command", "Fix: sft_nb train"]),

@@ -73,6 +73,7 @@ def _find_command(
     if not near:
         raise ConfigError(f"sft_nb {name}", "there is no such command", f"one of {', '.join(COMMANDS)}",
                           command("sft_nb --help"))
+    if near[0] in ("train", "check", "data") and rest and os.path.isfile(rest[0]): rest = ["--train-file", *rest]
     said = f"the nearest is {near[0]}" + ", whose folder vLLM and others serve" * bool({"serve", "deploy"} & {*parts})
     raise ConfigError(f"sft_nb {name}", "there is no such command", said,
                       command(" ".join(["sft_nb", near[0], *map(shell_quote, rest)])))

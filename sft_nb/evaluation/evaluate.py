@@ -223,14 +223,17 @@ def rows_in_words(
 )->str:
     "The number of scored held-out rows and records, and why others were left out"
     rows = pluralise(n, "held-out row")
-    if clusters is not None: rows += f" of {pluralise(len(set(clusters)), 'record')}, each of which counts as one"
+    if clusters is not None:
+        names = {name for name, named, _ in (c.partition(": ") for c in clusters) if named}
+        same = f" (rows with the same {names.pop()})" if len(names) == 1 else ""
+        rows += f" of {pluralise(len(set(clusters)), 'record')}{same}, each of which counts as one"
     if not left_out: return rows
     return f"{rows} ({', '.join(f'{k:,} left out: {reason}' for reason, k in left_out.items())})"
 
 def detectable_in_words(d:Difference)->str:
     "The smallest difference that this number of rows can show"
     rows = pluralise(d.n, "row") if d.clusters is None else pluralise(d.clusters, "record")
-    if not d.differs: return f"no row differs, so what {rows} can show is not known"
+    if not d.differs: return "no row differs"
     if d.smallest == math.inf: return f"{rows} cannot show any difference"
     return f"{rows} can show a difference of {d.size(d.smallest)}"
 

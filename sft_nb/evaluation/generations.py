@@ -479,7 +479,7 @@ _LONG = 100   # characters; longer than an instruction
 def records_of(
     rows:list[dict],            # held-out
     chats:list[list[dict]],     # their conversations
-)->list[str]:                   # record of each row; empty: none
+)->list[str]:                   # record of each row, `url: x.org`; empty: none
     "Rows that are about the same thing: by a column that names it, or a long text that prompts share"
     prompts = ["\n".join(m["content"] for m in chat[:-1] if m["role"] != "system") for chat in chats]
     def is_shared(keys, least)->bool:
@@ -488,14 +488,15 @@ def records_of(
         return together >= max(2, .1 * len(keys)) and len(counts) >= least
     for name in rows[0] if rows else ():
         values = ["" if row.get(name) is None else str(row[name]) for row in rows]
-        if _RECORD.search(name) and is_shared(values, max(2, len(rows) / 20)): return values
+        if _RECORD.search(name) and is_shared(values, max(2, len(rows) / 20)):
+            return [v and f"{name}: {v}" for v in values]
         inside = [v if len(v) >= _LONG and v in prompt else "" for v, prompt in zip(values, prompts)]
-        if is_shared(inside, 2): return [v and f"{name} {digest(v)[:12]}" for v in inside]
+        if is_shared(inside, 2): return [v and f"{name}: {digest(v)[:12]}" for v in inside]
     for order in (1, -1):   # common beginning, common end
         texts = [prompt[::order] for prompt in prompts]
         common = len(os.path.commonprefix(texts))
         keys = [t[common:common + _LONG] if len(t) >= common + _LONG else "" for t in texts]
-        if is_shared(keys, 2): return [key[::order] for key in keys]
+        if is_shared(keys, 2): return [key and f"long text in the prompt: {key[::order]}" for key in keys]
     return [""] * len(rows)
 
 # %% ../../nbs/12_evaluation/03_generations.ipynb #grp00002
@@ -562,7 +563,7 @@ def make_questions(
     elif cluster == "row": clusters = [""] * len(rows)
     else:
         values = [row.get(cluster) for row in rows.values()]
-        clusters = ["" if value is None else str(value) for value in values]   # such rows are independent
+        clusters = ["" if value is None else f"{cluster}: {value}" for value in values]   # such rows are independent
         if not any(clusters):
             columns = ", ".join(next(iter(rows.values())))
             raise ConfigError("cluster", f"no held-out row has a column {cluster!r}", f"one of {columns}",

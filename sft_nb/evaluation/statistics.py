@@ -206,11 +206,13 @@ class Difference:
         return max(by_interval, rows_needed(gain, self.differing, sd=self.sd), self.n + 1)
 
     def rows_to_tell(self, gain:float)->tuple[int,int|None]:
-        "About how many rows would show a gain, if it is one standard error larger or smaller; None: no number would"
+        "About how many rows, or records, show a gain if it is one standard error larger or smaller; None: no number"
         error = (self.high - self.low) / 2 / _Z
+        share = (self.clusters or self.n) / self.n   # records in a row
         def rounded(rows:int)->int: return math.ceil(rows / (unit := 10 ** max(0, len(str(rows)) - 2))) * unit
-        most = rounded(self.rows_for(gain - error)) if gain > error else None
-        return rounded(self.rows_for(gain + error)), most if most is None or most <= 1_000_000 else None
+        def needed(gain): return rounded(max(math.ceil(share * self.rows_for(gain)), _FEWEST))
+        most = needed(gain - error) if gain > error else None
+        return needed(gain + error), most if most is None or most <= 1_000_000 else None
 
     def number(self, gain:float)->str:
         "A gain in the unit of the figure; of a loss, what it changes by"

@@ -74,7 +74,8 @@ def _judge_gain(d:Difference, min_gain:float)->tuple[str,str]:
     if not d.differs: advice = "both score the same on every row"
     elif apart >= (.005 if d.is_share else 1e-9) and d.rows_for(apart) <= 1_000_000:
         fewest, most = d.rows_to_tell(apart)
-        advice = f"about {fewest:,} {'rows or more' if most is None else f'to {most:,} rows'} would tell"
+        unit = "rows" if d.clusters is None else "records"
+        advice = f"about {fewest:,} {f'{unit} or more' if most is None else f'to {most:,} {unit}'} would tell"
     return "cannot tell", f"{seen}{required}; {advice}"
 
 def decide(

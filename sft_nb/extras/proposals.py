@@ -473,6 +473,8 @@ def explain_wrong_column(
     free = [str(c) for c in row if c not in kept.values()]
     near = {f: (difflib.get_close_matches(c, [c for c in free if c != f], 1) or [""])[0] for f, c in wrong.items()}
     same = next((c for c in map(str, row) if c.casefold() == column.casefold()), "")
+    objects = {c: f"{outer}.{c}" for outer, v in row.items() if isinstance(v, dict) for c in v}
+    near |= {f: objects[c] for f, c in wrong.items() if c in objects}   # en of translation.en
     if near[field]: expected = f"did you mean {near[field]}? The columns are {columns}"
     if same: expected = f"there is {same}, in another case. The columns are {columns}"
     kept |= {f: given[f].replace(wrong[f], c) for f, c in near.items() if c}

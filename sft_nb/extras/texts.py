@@ -105,9 +105,9 @@ ANSWER_FLAWS = dict(   # name -> does an answer have it?
 
 # %% ../../nbs/16_extras/21_texts.ipynb #flaws005
 def is_unfinished(answer:str)->bool:
-    "Does a text of several words end without a sign at its end?"
+    "Does a text of several words end with a letter, a comma or a hyphen? A number may be the end of an answer"
     last = answer.rstrip()[-1:]
-    return " " in answer.strip() and (last.isalnum() or last in {",", "-"})
+    return " " in answer.strip() and (last.isalpha() or last in {",", "-"})
 
 def cut_lengths(
     answers:list[str],

@@ -196,7 +196,7 @@ def _near_path(path:Path)->str:
     try: names = [p.name for p in path.parent.iterdir() if p.is_dir() or file_suffix(p) in SUFFIXES]
     except (OSError, ValueError): names = []
     wanted = path.name[:100]
-    near = difflib.get_close_matches(stem(wanted), {*map(stem, names)}, 1, .6)   # a common suffix means nothing
+    near = difflib.get_close_matches(stem(wanted), {*map(stem, names)}, 1, .65)   # a common suffix means nothing
     alike = difflib.get_close_matches(wanted, [name for name in names if stem(name) in near], 1, 0)
     return str(path.parent/alike[0]) if alike else ""
 
@@ -214,7 +214,9 @@ def _named_sources(name:str|Path, split:str, domain:str|None)->list[Source]:
     except OSError as e: raise unreadable_error(path, e) from e
     sliced = _SLICE.fullmatch(text)   # rows.jsonl[:1000]
     if _HUB_FILE.fullmatch(text) and not sliced: return [_hub_file_source(text)]
-    if _HUB_DATASET.fullmatch(text) and file_suffix(path) not in SUFFIXES: return [_hub_dataset_source(text)]
+    is_typo = path.suffix and path.parent.is_dir() and _near_path(path)   # rows/mails.cvs
+    if _HUB_DATASET.fullmatch(text) and file_suffix(path) not in SUFFIXES and not is_typo:
+        return [_hub_dataset_source(text)]
     if sliced:
         whole, n, percent = sliced.groups()
         return [_first_rows(source, int(n), bool(percent)) for source in _named_sources(whole, split, domain)]

@@ -215,6 +215,7 @@ def describe_reasons(
         is_sentence = re.match(r"\d|(\S+ ){1,6}?(?<!that )(is|are|has|holds|was|cannot)\b", reason)   # an error
         if is_sentence: return f"{pluralise(n, 'row')}: {reason}"
         reason = reason.removeprefix("a ")   # a turn longer than max_length 512
+        if reason.startswith("no "): return f"{pluralise(n, 'row')} with {reason}"
         what = re.match(r"(prompt|answer|turn|(near )?duplicate|empty .+)?", reason)[0]
         return pluralise(n, what) + reason[len(what):] if what else f"{n:,} {reason}"
     return ", ".join(describe(reason, n) for reason, n in reasons.items())
@@ -386,7 +387,7 @@ def _find_in_answers(s:Split, name:str, t:Template)->list[Finding]:
     if seen.tools_as_text:
         counts = sorted(seen.tools_as_text.items(), reverse=True)   # tools, then calls without any
         each = [f"the {what} of {pluralise(n, 'row')}" for what, n in counts]
-        text = f"{' and '.join(each)} are written as JSON text: the chat template cannot render them"
+        text = f"{' and '.join(each)} are written as JSON text, as the chat template has no place for them"
         fix = "a {model} whose chat template knows tools (Qwen3), or a file with such a template in {chat_template}"
         out.append(warn(text, fix, check=f"{name}_tools"))
     if texts := extension("texts"): out += texts.find_in_calls(s, name)
@@ -416,11 +417,23 @@ def _find_in_answers(s:Split, name:str, t:Template)->list[Finding]:
 # %% ../../nbs/04_tokens/09_dataset.ipynb #acclab02
 _TASKS_OF_LABELS = ("auto", "chat", "classify")
 
+def _find_combinations(labels:dict[str,int], name:str)->list[Finding]:
+    "A warning for labels that list others: refund, login beside refund"
+    parts = {label: [p for p in map(str.strip, re.split("[,;|]", label)) if p] for label in labels}
+    uses = Counter(p for found in parts.values() for p in {*found})
+    combined = [label for label, found in parts.items() if len(found) > 1 and max(map(uses.get, found)) > 1]
+    if not combined: return []
+    shown = ", ".join(f"{label[:40]!r}" for label in combined[:_MOST_PLACES])
+    text = (f"{len(combined)} of {len(labels)} labels list others ({shown}): each combination is scored as a label of "
+            "its own, so an answer that has only a part of it, or another order, is wrong")
+    return [warn(text, "a task of your own that scores each label", check=f"{name}_combinations")]
+
 def _find_labels(s:Split, name:str, task:str)->list[Finding]:
     "Answers that are labels, scored as free text; and a task for labels whose answers are none"
     if task not in _TASKS_OF_LABELS or s.tokenizer is None: return []
     if task != "classify" and s.seen.formats.get("text"): return []
-    if task == "classify" and s.labels or task != "classify" and not s.labels: return []
+    if task == "classify" and s.labels: return _find_combinations(s.labels, name)
+    if task != "classify" and not s.labels: return []
     if task == "classify":
         if {*s.seen.formats} == {"text"}:
             fix = "name the columns of the text and of its label in {fields}: question=text answer=label"

@@ -111,14 +111,16 @@ def check_settings(cfg:Config)->None:
     if cfg.eval_steps and not cfg.eval_samples:
         found = f"eval_steps is {cfg.eval_steps} and eval_samples is 0"
         raise ConfigError("eval_steps", found, "", edit(eval_samples=200))
+    holds_out = not cfg.train_file or cfg.eval_file or cfg.eval_fraction
+    evaluated = edit(eval_steps=100) if holds_out else edit(eval_steps=100, eval_fraction=.05)
     if cfg.lr_scheduler_type in AFTER_EVALUATION and not cfg.eval_steps:
         found = f"{cfg.lr_scheduler_type} lowers the rate by the held-out loss, and eval_steps is not set"
-        fix = edit(eval_steps=100) | edit(lr_scheduler_type="cosine")
+        fix = evaluated | edit(lr_scheduler_type="cosine")
         raise ConfigError("lr_scheduler_type", found, "", fix)
     by_best = [name for name in ("load_best_model_at_end", "early_stopping_patience") if getattr(cfg, name)]
     if by_best and cfg.metric_for_best_model == "loss" and not cfg.eval_steps:
         found = "eval_steps is not set, so there is no held-out loss"
-        raise ConfigError(by_best[0], found, "", edit(eval_steps=100))
+        raise ConfigError(by_best[0], found, "", evaluated)
     if by_best and cfg.metric_for_best_model != "loss" and not cfg.eval_samples:
         found = f"eval_samples is 0, so there is no {cfg.metric_for_best_model}"
         raise ConfigError(by_best[0], found, "", edit(eval_samples=200))

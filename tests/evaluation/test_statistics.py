@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from sft_nb.base.report import ConfigError
-from sft_nb.evaluation.evaluate import gains_in_words
+from sft_nb.evaluation.evaluate import gains_in_words, rows_in_words
 from sft_nb.evaluation.generations import Answer, make_scores, paired, pseudo_values, records_of
 from sft_nb.evaluation.statistics import (
     correct_for_choice, detectable, difference, gain_of_choice, grouped, interval, largest, mcnemar,
@@ -333,11 +333,11 @@ def test_nothing_is_computed_where_no_row_differs():
     scores = bleu_scores("base", ["a cat sat on the mat"] * 12, rows)
     said = str(decide(paired(scores, scores, "bleu"))) + "".join(gains_in_words(scores, scores, "bleu"))
     assert "both score the same on every row" in said
-    assert "no row differs, so what 12 rows can show is not known" in said
+    assert "; no row differs" in said
     assert "95% interval not known, as no row differs" in said and "can show a difference" not in said
     assert decide(paired(scores, scores, "bleu"), min_gain=.5).says == "cannot tell"
     same = decide(difference(np.ones(12), np.ones(12)))
-    assert "detect" not in str(same) and "what 12 rows can show is not known" in str(same)
+    assert "detect" not in str(same) and "no row differs" in str(same)
 
 
 def test_how_many_rows_would_tell_is_a_range():
@@ -525,4 +525,15 @@ def test_rows_that_share_a_passage_are_about_one_record_and_others_stand_alone()
     chats = [[dict(role="user", content=f"{r['about']}\n{r['question']}"), dict(role="assistant", content="x")]
              for r in rows]
     found = records_of(rows, chats)
-    assert found[0] == found[1] != found[2] == found[3] and found[4] == "" and found[0].startswith("about ")
+    assert found[0] == found[1] != found[2] == found[3] and found[4] == "" and found[0].startswith("about: ")
+    assert rows_in_words(5, {}, found[:4]).startswith("5 held-out rows of 2 records (rows with the same about), each")
+    assert rows_in_words(2, {}, ["row 0", "row 1"]).startswith("2 held-out rows of 2 records, each")
+
+
+def test_how_many_records_would_tell_is_told_in_records():
+    "Four rows of each of 10 records: more rows of the same records would tell nothing"
+    records = [f"r{k // 4}" for k in range(40)]
+    won = difference(np.zeros(40), np.repeat([1, 1, 1, 1, -1, -1, 0, 0, 0, 0], 4), clusters=records)
+    assert won.clusters == 10 and "records" in decide(won).reason
+    fewest, most = won.rows_to_tell(.2)
+    assert 10 < fewest < won.rows_for(.2) / 3

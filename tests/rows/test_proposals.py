@@ -349,7 +349,7 @@ def test_numbers_of_classes_beside_a_text_are_proposed():
 def test_a_column_that_answers_messages_is_proposed_where_none_of_them_does():
     rows = [dict(messages=[dict(role="user", content=f"What is {k} + 1?")], solution=f"It is {k + 1}.")
             for k in range(6)]
-    with pytest.raises(SftError, match="no row is left to learn from: 6 no answer") as e:
+    with pytest.raises(SftError, match="no row is left to learn from: 6 rows with no answer") as e:
         prepare(settings(), train=rows)
     assert e.value.fix.settings == dict(fields=("prompt=messages", "completion=solution"))
     assert "It is 1." in prompts(prepare(settings(**e.value.fix.settings), train=rows))[0]
@@ -422,3 +422,10 @@ def test_the_name_of_a_person_is_no_answer():
     rows = [dict(question=f"Where is parcel {k}?", answer=f"It is in van {k}.") for k in range(12)]
     named = unread_finding([row | dict(agent=("k.meyer", "s.ojo")[k % 2], csat=k % 5) for k, row in enumerate(rows)])
     assert "csat is not used" in str(named) and "answer=agent" not in str(named)
+
+
+def test_a_name_inside_an_object_is_proposed_with_its_path():
+    row = dict(id="7", translation=dict(de="Guten Tag, Welt.", en="Good day, world."))
+    with pytest.raises(SftError, match="did you mean translation.de") as e:
+        prepare(load_config(task="translate", fields=dict(source="de", target="en"), eval_samples=0), train=[row] * 3)
+    assert e.value.fix.settings == dict(fields=("source=translation.de", "target=translation.en"))

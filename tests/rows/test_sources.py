@@ -342,7 +342,9 @@ def test_a_missing_file_proposes_only_what_is_there_and_alike(tmp_path, monkeypa
         return e.value.fix.says("shell")
     monkeypatch.chdir(tmp_path/"project")
     assert fix("d/none.jsonl") == "ls d" and fix("d/alpaca.jsonl") == "--train-file d/alpaca.json"
-    assert fix("d/kt.csv") == "--train-file d/kto.jsonl" and fix("e/none.jsonl") == "ls ."
+    assert fix("d/kto.csv") == "--train-file d/kto.jsonl" and fix("e/none.jsonl") == "ls ."
+    assert fix("d/alpacas.jsn") == "--train-file d/alpaca.json"   # its suffix is no name of a hub's dataset
+    assert fix("d/otks.jsonl") == "ls d"
     monkeypatch.chdir(tmp_path/"project/sub")
     assert fix("d/alpaca.json") == "--train-file ../d/alpaca.json" and fix("d/none.jsonl") == "ls ."
     assert open_rows("../d/alpaca.json")

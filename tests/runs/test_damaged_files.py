@@ -111,7 +111,7 @@ def test_what_a_machine_may_lack(tmp_path, monkeypatch, capfd):
 def test_optimisers_and_schedules_that_cannot_run(tmp_path):
     no_steps = "'polynomial' cannot run over 1 step, all of them warm-up"
     for how, says in ((dict(optim="lomo"), "the package lomo-optim is not installed"),
-                      (dict(lr_scheduler_type="polynomial"), no_steps)):
+                      (dict(lr_scheduler_type="polynomial", warmup_steps=1), no_steps)):
         with pytest.raises(ConfigError, match=says): train(small(tmp_path, max_steps=1, **how))
 
 

@@ -44,7 +44,7 @@ def renamed(row):
 def test_every_way_to_write_choices_gives_one_prompt_and_a_letter(name):
     row = renamed(ROWS[name])
     assert [m["content"] for m in TASK.messages(row)] == [SHOWN, "B"]
-    for text, right in (("B", True), ("b.", False), ("B. in water", True), ("**B**", True), ("(B) in water", True),
+    for text, right in (("B", True), ("b.", True), ("B. in water", True), ("**B**", True), ("(B) in water", True),
                         ("In water.", True), ("The answer is (B).", True), ("Answer: A", False), ("C", False),
                         ("B cells live in water.", False), ("", False)):
         assert TASK.score(text, row).correct == right, text

@@ -6,6 +6,7 @@ from conftest import shared
 from hypothesis import given, strategies as st
 
 from sft_nb.base.report import ConfigError, SftError
+from sft_nb.config.load import load_config
 from sft_nb.config.settings import SETTINGS
 from sft_nb.tasks.arithmetic import is_held_out, solve, TASK
 from sft_nb.tasks.core import get_task, task_names
@@ -156,3 +157,13 @@ def test_a_call_that_is_written_as_text_is_wanted_as_a_call(row):
 def test_an_answer_without_a_call_wants_none():
     row = dict(question="Hi?", answer='Hello, {"city": "Oslo"} is no call.')
     assert get_task("tools").score("Hello.", row).correct and not get_task("tools").score(json.dumps(CALL), row).correct
+
+
+@pytest.mark.parametrize("columns, languages", [
+    ("translation.de translation.en", "from German to English"), ("en_US deu_Latn", "from English to German"),
+    ("old_norse text_en", "from Old Norse to English")])
+def test_the_languages_of_a_translation_are_those_of_its_columns(columns, languages):
+    source, target = columns.split()
+    cfg = load_config(task="translate", fields=dict(source=source, target=target))
+    found = get_task("translate").with_settings(cfg)
+    assert f"the following text {languages}:" in found.messages(dict(source="a", target="b"))[-2]["content"]

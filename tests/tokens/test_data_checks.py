@@ -22,8 +22,8 @@ def rows(answer, n:int=60)->list[dict]: return [dict(question=question(k), answe
 def clean(k:int)->str: return sentence(5 + k % 25, k).capitalize() + "."
 
 
-def findings(train, tokenizer, held_out=None, **settings)->dict[str,str]:
-    data = prepare(load_config(task="chat", **settings), tokenizer, train=train, eval=held_out)
+def findings(train, tokenizer, held_out=None, task="chat", **settings)->dict[str,str]:
+    data = prepare(load_config(task=task, **settings), tokenizer, train=train, eval=held_out)
     return {f.check: f.says for f in data.report.findings if f.status in ("warn", "fail")}
 
 
@@ -76,6 +76,23 @@ def test_answers_cut_at_a_number_of_tokens(tokenizer):
     def cut(k): return tokenizer.decode(tokenizer(sentence(10 + 3 * k, k))["input_ids"][1:61], skip_special_tokens=True)
     found = findings(rows(cut), tokenizer)
     assert "they were cut" in found["train_cut_answers"]
+    def sums(k): return f"{sentence(40, 1)} so that the sum of both is {k + 100}"   # of one length, and whole
+    assert "train_cut_answers" not in findings(rows(sums), tokenizer)
+
+
+@pytest.mark.parametrize("labels, combined", [
+    (["refund", "login", "refund, login", "login,refund"], 2), (["a;b", "b;c", "a"], 2), (["a", "b", "c"], 0),
+    (["Oslo, Norway", "Lima, Peru", "Rome, Italy"], 0)])
+def test_labels_that_list_others_are_told(labels, combined, tokenizer):
+    found = findings(rows(lambda k: labels[k % len(labels)]), tokenizer, task="classify")
+    assert ("train_combinations" in found) == bool(combined)
+    if combined: assert found["train_combinations"].startswith(f"{combined} of {len(labels)} labels list others")
+
+
+def test_rows_without_an_answer_are_counted_in_words(tokenizer):
+    ends = [dict(messages=[dict(role="user", content=question(k))]) for k in range(3)]
+    data = prepare(load_config(task="chat", on_bad_row="drop"), tokenizer, train=rows(clean) + ends)
+    assert "without 3 rows with no answer" in " ".join(data.report.summary.split())
 
 
 def test_texts_have_no_prompt_that_they_could_contradict(tokenizer):

@@ -5,11 +5,11 @@ from learner import small
 
 from sft_nb.config.load import load_config
 from sft_nb.model.adapter import load_model
-from sft_nb.model.finetuning.optimizer import make_optimizer, make_schedule
+from sft_nb.model.finetuning.optimizer import count_warmup_steps, make_optimizer, make_schedule
 from sft_nb.base.report import ConfigError
 from sft_nb.runs.directory import create_run
 from sft_nb.config.settings import settings_with
-from sft_nb.training.arguments import training_arguments
+from sft_nb.training.arguments import check_settings, training_arguments
 from sft_nb.training.train import build_trainer, train
 from sft_nb.workbench import Workbench
 
@@ -112,3 +112,20 @@ def test_device_map_is_kept_for_evaluation(tmp_path, capsys):
     run = train(small(tmp_path, device_map="auto", max_steps=1))
     assert "device_map = 'auto' is kept for evaluation; training keeps a whole model on each" in capsys.readouterr().err
     assert run.config.device_map == "auto"
+
+
+@pytest.mark.parametrize("settings", [dict(load_best_model_at_end=True), dict(early_stopping_patience=2),
+                                      dict(lr_scheduler_type="reduce_lr_on_plateau")])
+def test_the_fix_of_a_missing_loss_also_holds_rows_out(settings, tmp_path):
+    def fix(**more):
+        with pytest.raises(ConfigError, match="eval_steps is not set") as e:
+            check_settings(load_config(train_file=("rows.jsonl",), **settings, **more))
+        return e.value.fix.settings
+    assert fix() == dict(eval_steps=100, eval_fraction=.05)
+    assert fix(eval_fraction=.1) == fix(eval_file=("more.jsonl",)) == dict(eval_steps=100)
+
+
+@pytest.mark.parametrize("warmup, steps, wanted", [
+    (.03, 1, 0), (.03, 100, 3), (.99, 10, 9), (1, 1, 1), (5, 3, 5), (0, 9, 0)])
+def test_a_share_of_warm_up_leaves_a_step(warmup, steps, wanted):
+    assert count_warmup_steps(warmup, steps) == wanted

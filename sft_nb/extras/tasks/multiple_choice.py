@@ -76,7 +76,7 @@ def right_choice(
                    "write its letter: A is the first choice")
 
 # %% ../../../nbs/16_extras/49_tasks/05_multiple_choice.ipynb #mch00011
-_ALONE = re.compile(r"[\s*_`(\[\"']*([A-Z])(?:[\s*_`)\]\"']*[.:)\n].*|[\s*_`)\]\"']*)", re.DOTALL)
+_ALONE = re.compile(r"[\s*_`(\[\"']*([A-Za-z])(?:[\s*_`)\]\"']*[.:)\n].*|[\s*_`)\]\"']*)", re.DOTALL)
 _SAID = re.compile(r"(?i:\banswer(?: is)?|\bchoice|\boption)\W{0,6}([A-Z])(?![\w'])")
 
 def read_letter(
@@ -86,7 +86,7 @@ def read_letter(
     "The letter that a text chooses, None if it chooses none"
     letters = ascii_uppercase[:len(choices)]
     found = _ALONE.fullmatch(text.strip())
-    said = [found[1]] if found else _SAID.findall(text)[-1:]
+    said = [found[1].upper()] if found else _SAID.findall(text)[-1:]
     same = [letter for letter, c in zip(letters, choices) if plain_label(c.text) == plain_label(text)]
     return next((letter for letter in same + said if letter in letters), None)
 

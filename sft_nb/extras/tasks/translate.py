@@ -46,7 +46,8 @@ class Translate:
         named = parse_fields(cfg.fields, self.fields)
         found = copy(self)
         found.domain = (cfg.domain or "").replace("_", " ")
-        found.languages = tuple(named.get(f, "").replace("_", " ").title() for f in self.fields)
+        columns = [named.get(f, "").rpartition(".")[2] for f in self.fields]   # de of translation.de
+        found.languages = tuple(language_of(c) or c.replace("_", " ").title() for c in columns)
         return found
 
     def expand(self, row:dict)->list[dict]:

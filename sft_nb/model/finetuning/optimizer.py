@@ -89,7 +89,7 @@ def count_warmup_steps(
     steps:int,      # optimiser steps of the training
 )->int:
     "Number of warm-up steps"
-    return int(warmup) if warmup >= 1 else math.ceil(warmup * steps)
+    return int(warmup) if warmup >= 1 else min(math.ceil(warmup * steps), max(0, steps - 1))
 
 def make_schedule(
     optimizer,
