@@ -8,7 +8,7 @@ from conftest import shared
 from sft_nb.tasks.core import get_task, Score
 from sft_nb.tasks.metrics import headline_figure, measure_answers
 from sft_nb.extras.tasks.nli import class_figures
-from sft_nb.extras.tasks.summarize import format_document, rouge
+from sft_nb.extras.tasks.summarize import format_document, rouge, TASK as SUMMARIZE
 from sft_nb.extras.tasks.translate import corpus_figures, sentence_figures
 from sft_nb.tokens.conversations import conversation
 
@@ -158,7 +158,19 @@ def test_real_calls_are_worth_their_own_answer_in_every_form():
 
 @pytest.mark.parametrize("document, text", [
     (dict(name="Terms", pages=3), "name: Terms\n\npages: 3"),   # somebody's name, but no words of theirs
-    (dict(title="Terms", text=" Be kind. "), "title: Terms\n\nBe kind."),
+    (dict(title="Terms", notes=[], text=" Be kind. "), "title: Terms\n\nBe kind."),
     (dict(speaker="Ada", text=" Hello. "), "Ada: Hello."),
     ([dict(speaker="Ada", text="Hello."), dict(name="Ben", pages=1)], "Ada: Hello.\n\n---\n\nname: Ben\n\npages: 1")])
 def test_a_record_is_a_turn_only_if_somebody_says_something(document, text): assert format_document(document) == text
+
+
+def test_each_query_of_a_meeting_is_asked_and_what_was_thought_is_not_scored():
+    turns = [dict(speaker="Ada", content="We buy apples.")]
+    queries = [dict(query="What is bought?", answer="<think>Fruit.</think>Apples."), dict(answer="Ada buys apples.")]
+    rows = SUMMARIZE.expand(dict(meeting_transcripts=turns, general_query_list=queries))
+    assert [SUMMARIZE.messages(row)[0]["content"] for row in rows] == [
+        f"{query}\n\nAda: We buy apples." for query in ("What is bought?", "Summarize the following text.")]
+    score = SUMMARIZE.score("<think>Pears, or apples?</think>\n\nApples.", rows[0])
+    assert score.correct and score.figures["rougeL"] == 1 and score.expected == "Apples."
+    assert not SUMMARIZE.score("Pears.", rows[0]).correct
+    assert SUMMARIZE.expand(plain := dict(document="We buy apples.", summary="Apples.")) == [plain]

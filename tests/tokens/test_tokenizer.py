@@ -65,3 +65,19 @@ def test_neighbouring_tokens_are_told_apart_by_a_tint(kind):
     losses = [Token("a", kind, loss=loss) for loss in (.5, .5, 2.)]
     low, same, high = re.findall(r"<bdi[^>]*style='([^']*)'", spans_html(losses))
     assert low == same != high   # a measured one has the tint of its loss, wherever it stands
+
+
+def test_a_loss_is_the_redder_the_higher_and_blue_where_it_has_fallen():
+    def tint(nats):
+        drawn = spans_html([Token("a", "supervised", loss=nats)])
+        assert "background" not in re.search("<ins[^>]*>", drawn)[0]   # it would mix with the tint
+        return [float(x) for x in re.search(r"<bdi[^>]*background:rgba\(([^)]*)\)", drawn)[1].split(",")]
+    low, high, fallen = map(tint, (.5, 2., -2.))
+    assert low[:3] == high[:3] and low[0] > low[2] and low[3] < high[3]
+    assert fallen[2] > fallen[0] and fallen[3] == high[3]
+    assert "background" in re.search("<ins[^>]*>", spans_html([Token("a", "supervised")]))[0]
+
+
+def test_a_line_ends_where_its_token_ends():
+    assert [part.count("<br>") for part in spans_html([(c, "context") for c in ("a", "\n", "b")]).split("</bdi>")] == [
+        0, 0, 1, 0]
