@@ -508,3 +508,9 @@ def test_messages_without_a_known_role_or_a_known_text_are_no_empty_answers(mess
 def test_columns_that_are_named_without_their_fields(given, proposed):
     with pytest.raises(ConfigError, match="fields: 'Text' is not a pair; field=column") as e: parse_fields(given, ())
     assert e.value.fix.settings == dict(fields=proposed)
+
+
+def test_a_colon_between_a_field_and_its_column():
+    with pytest.raises(ConfigError, match="is not a pair; field=column") as e:
+        parse_fields(("question:Beschreibung", "answer:Antwort"), ("question", "answer"))
+    assert e.value.fix.settings == dict(fields=("question=Beschreibung", "answer=Antwort"))
