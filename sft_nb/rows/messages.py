@@ -312,7 +312,7 @@ def _join_answers(before:dict, after:dict)->dict:
     return joined
 
 def _with_weights(normalised:list[dict], messages:list)->list[dict]:
-    "Where all flags are OpenAI's `weight`, an answer without one has the weight 1; a greeting has none"
+    "Messages with OpenAI's weight of 1 for answers without it, unless they have other flags; a greeting has none"
     flags = {key for m in messages if isinstance(m, dict) for key in LOSS_FLAGS if m.get(key) is not None}
     def complete(m): return {"train": True} | m if m["role"] == "assistant" and "train_parts" not in m else m
     return [normalised[0], *map(complete, normalised[1:])] if flags == {"weight"} else normalised
