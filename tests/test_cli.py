@@ -67,7 +67,8 @@ WRONG = [  # arguments, exit code, what the message says
     (["eval_all_checkpoints.sh", "runs/x"], 2, ["Fix: sft_nb sweep runs/x"]),
     (["launch_train.sh"], 2, ["Fix: sft_nb train"]),
     (["train", "--resume", "runs/none"], 2, ["no such directory"]),
-    (["train", "--resume", "runs/none", "--lr", "1e-3"], 2, ["--learning-rate is also given"]),
+    (["train", "--resume", "runs/none", "--lr", "1e-3"], 2,
+     ["--learning-rate is also given", "sft_nb train --config runs/none/config.json --lr 1e-3"]),
     (["train", "--task", "chat"], 1, ["there is no file", "--train-file rows.jsonl"]),
     (["data", "--task", "gsm8k", "--train-file", "fields.jsonl"], 1,
      ["fields.jsonl line 1", "question, answer is missing", "the row has utterance, reply"]),
@@ -76,7 +77,7 @@ WRONG = [  # arguments, exit code, what the message says
     (["data", "--train-file", "good.jsonl", "--train-weights", "1", "2"], 2,
      ["2 weights for 1 files", "Fix: --train-weights 1"]),
     (["data", "--train-file", "good.jsonl", "--train-weights", "-1"], 2, ["a weight is -1"]),
-    (["data", "--train-file", "good.jsonl", "--eval-fraction", "1.5"], 2, ["eval_fraction is below 1"]),
+    (["data", "--train-file", "good.jsonl", "--eval-fraction", "1.5"], 2, ["eval_fraction must be below 1"]),
     (["data", "--train-file", "good.jsonl", "--chat-template", "no.jinja"], 2,
      ["chat_template 'no.jinja'", "there is no such file"]),
     (["data", "--train-file", "good.jsonl", "--cache-dir", "good.jsonl"], 2,
@@ -212,6 +213,7 @@ data --train-file empty.jsonl | 1 | there is no row in it | look at empty.jsonl,
 data --train-file good.jsonl --show many | 2 | --show many | --show 0
 data --train-file good.jsonl --show -1 | 2 | --show is -1 | --show 0
 data --train-file good.jsonl --dropped x | 2 | --dropped x | --dropped 0
+data --config demo --system You | 2 | --system is not an option | write --system-prompt
 data --config demo --nonsense | 2 | --nonsense is not an option | sft_nb data --help
 check --config nosuch | 2 | no config and no file has this name | --config default
 check --config nosuch.yaml | 2 | no config and no file has this name | ls .
@@ -318,7 +320,7 @@ def test_data_shows_what_is_left_out(files):
     (files/"long.jsonl").write_text(long + "\n" + (files/"good.jsonl").read_text())
     done = shell("data", "--train-file", files/"long.jsonl", "--max-length", 128, "--eval-samples", 0, "--dropped", 3)
     assert "long.jsonl line 1: longer than max_length 128: " in done.stdout and done.returncode == 0
-    assert "\n1 of 1 dropped row shown:\n" in done.stdout
+    assert "\n1 of 1 dropped row shown:\n" in done.stdout and "--dropped" not in done.stdout
     done = shell("data", "--train-file", files/"long.jsonl", "--eval-file", files/"long.jsonl", "--max-length", 128,
                  "--dropped", 1)
     assert "\n2 of 2 dropped rows shown:\n" in done.stdout   # of each side

@@ -344,14 +344,14 @@ def test_numbers_that_are_none(tmp_path):
     with pytest.raises(ConfigError) as e: load_config(learning_rate=float("nan"))
     assert e.value.found == "learning_rate = nan is not a finite number"
     for v in (10, 1, 1.):
-        with pytest.raises(ConfigError, match="is a share of all steps, below 1"): load_config(warmup_ratio=v)
+        with pytest.raises(ConfigError, match="must be a share of all steps, below 1"): load_config(warmup_ratio=v)
     with pytest.raises(ConfigError, match="Fix: --warmup-ratio 0.1, or --warmup-steps 10"):
         load_config(warmup_ratio=10, source="command line")
     assert load_config(warmup_ratio=.1).warmup_steps == .1
     assert load_config("demo").warmup_steps and load_config("gsm8k").warmup_steps   # which the shipped configs set
     assert load_config("demo", warmup_ratio=.3).warmup_steps == load_config("gsm8k", warmup_ratio=.3).warmup_steps == .3
     assert load_config(load_config("demo"), warmup_ratio=.3).warmup_steps == .3
-    with pytest.raises(ConfigError, match="is a share of all steps, below 1"): load_config("demo", warmup_ratio=3)
+    with pytest.raises(ConfigError, match="must be a share of all steps, below 1"): load_config("demo", warmup_ratio=3)
     (tmp_path/"own.py").write_text("from sft_nb.configs.demo import *\nwarmup_ratio = 0.3\n")
     assert load_config(tmp_path/"own.py").warmup_steps == .3
     assert load_config("demo", warmup_ratio=.3, warmup_steps=20).warmup_steps == 20   # of one place

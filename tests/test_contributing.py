@@ -129,7 +129,7 @@ def test_the_setting_arrives_and_has_limits(capsys):
     from sft_nb.cli import main
     cfg = load_config("demo", torch_empty_cache_steps=50)
     assert training_arguments(cfg, Path("run")).torch_empty_cache_steps == 50
-    with pytest.raises(ConfigError, match="torch_empty_cache_steps is at least 1"):
+    with pytest.raises(ConfigError, match="torch_empty_cache_steps must be at least 1"):
         load_config("demo", torch_empty_cache_steps=0)
     with pytest.raises(SystemExit): main(["train", "--help"])
     assert "--torch-empty-cache-steps" in capsys.readouterr().out

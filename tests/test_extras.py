@@ -85,7 +85,7 @@ def test_configs_of_our_own_are_read_without_the_extras(says):
     assert "theirs.yaml:3: sample_packing is not a setting; keys of other tools are read by sft_nb.extras" in said
     assert "1. ours.yaml:1: base_model is not a setting; keys of other tools are read by sft_nb.extras" in said
     assert "'theirs.sh': this is not a .py, .yaml or .json file" in said
-    assert "warmup_ratio = 10; warmup_ratio is a share of all steps, below 1" in said
+    assert "warmup_ratio = 10; warmup_ratio must be a share of all steps, below 1" in said
 
 
 LINES = [   # commands, and what they say

@@ -22,7 +22,7 @@ from ..tasks.metrics import figure_names, measure_answers, row_to_score, score_a
 from ..tokens.turns import supervised_messages
 from ..tokens.encode import encode_prompts, end_ids
 from ..tokens.conversations import conversation
-from ..tokens.dataset import describe_reasons, Data, look_at_dropped
+from ..tokens.dataset import describe_reasons, Data, longer_for_cut, look_at_dropped
 from ..model.load import position_limit
 from .core import check
 
@@ -85,8 +85,7 @@ def check_kept(data:Data)->Finding|None:
     fix = look_at_dropped(data.cfg, data.train, "train")
     if counts.longest_dropped and counts.too_long >= .5 * gone: fix = edit(max_length=counts.longest_dropped)
     if cut > gone:   # `dropped` has few rows, or none
-        fix = "a larger {max_length}; data.train.cut lists them"
-        if counts.length_of_most > data.cfg.max_length: fix = edit(max_length=counts.length_of_most)
+        fix = longer_for_cut(counts, data.cfg.max_length, "train")
     text = f"{gone:,} of {n:,} rows are left out and {cut:,} cut"
     if counts.requested: text += f"; {counts.requested:,} more are left out as requested"
     if reasons := data.train.reasons: text += f" ({describe_reasons(reasons)})"

@@ -104,7 +104,12 @@ def data_command(args:list[str])->int:
     if options.json:
         _print_json(data.report.to_dict() | as_json(more))
         return data.report.exit_code
-    _print_report(data.report.text(everything=options.all))
+    report = data.report
+    if options.dropped:   # the fix is another than to show them
+        correct = as_fix("correct or remove these rows")
+        findings = [replace(f, fix=correct) if f.check.endswith("_dropped") and f.fix else f for f in report.findings]
+        report = replace(report, findings=findings)
+    _print_report(report.text(everything=options.all))
     if options.benchmark: _print_report(f"  {more['benchmark']}")
     if cfg.accepted and options.config:
         without = pluralise(len(cfg.accepted), "setting")
@@ -348,7 +353,10 @@ def _nothing_else(options, args:list[str])->None:
     extra = sorted({*named_settings(args), *split_foreign_options(args)[1]} - harmless)
     if options.config is not None: extra.append("config")
     if not extra: return
-    anew = command(f"sft_nb train --config {shell_quote(options.resume)}/config.json")
+    typed = [(name, texts) for name, texts in split_options(args)
+             if name not in ("--resume", "--from-checkpoint", "--config")]
+    words = ["--config", f"{options.resume}/config.json", *join_options(typed)]
+    anew = command(f"sft_nb train {' '.join(map(shell_quote, words))}")
     raise ConfigError("--resume", f"{flag(extra[0])} is also given", "a resumed run keeps its settings",
                       as_fix("leave it out") | anew)
 

@@ -235,6 +235,8 @@ def _no_option(command:str, name:str, known, texts=())->ConfigError:
     pointer = known_alternative(bare) if "learning_rate" in known else None
     names = known_names() if "learning_rate" in known else None
     near = nearest_names(_without_dashes(name)[:100], [*known, *(names.that_set() if names else ())])
+    begun = [one for one in known if one.startswith(bare) and len(bare) > 2]   # --system
+    if len({full_name(one) for one in begun}) == 1: near = near or begun[:1]
     if names is None: near = near or [one for one in known if bare.startswith(one) or one.startswith(bare)]   # --output
     if pointer and len(texts) == 1 and len(pointer.settings) == 1:   # the value that was typed
         meant, example = next(iter(pointer.settings.items()))

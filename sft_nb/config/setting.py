@@ -143,14 +143,14 @@ def broken_limit(self:Setting,
     if not isinstance(v, (int, float)): return None   # None, auto, a text
     near = edit(**{name: v / 100 if self.is_share and 1 < v < 100 else self.default})
     if self.limit is not None and (found := self.limit(v, name)): return found[0], found[1] or near
-    if self.ge is not None and v < self.ge: return f"{name} is at least {self.ge}", near
-    if self.lt is not None and v >= self.lt: return f"{name} is below {self.lt}", near
+    if self.ge is not None and v < self.ge: return f"{name} must be at least {self.ge}", near
+    if self.lt is not None and v >= self.lt: return f"{name} must be below {self.lt}", near
     return None
 
 def whole_or_share(v:float, name:str)->tuple[str,None]|None:
     "The limit of a number of steps that may also be a share of all steps"
     if 0 < v <= 1 or v > 0 and v == int(v): return None
-    return f"{name} is a whole number of steps, or a share of all steps between 0 and 1", None
+    return f"{name} must be a whole number of steps, or a share of all steps between 0 and 1", None
 
 _OTHER_WORDS = dict(truncat="cut", truncation="cut", trim="cut", skip="drop", ignor="drop", discard="drop",
                     remov="drop", rais="error")   # what other tools call it, without an e at the end

@@ -511,7 +511,7 @@ def propose_names(
         found = [edit(task=t.name) for t in tasks   # whose columns tell that it is meant; NLI's other names do not
                  if _can_read_all(t, rows, t.aliases if t.name == "multiple_choice" else {})]
         reading = propose_reading(rows, pairs, labels=task.name == "classify")
-        if reading.settings and found == [edit(task="multiple_choice")]: return reading | found[0]   # SciQ's open answer
+        if reading.settings and found == [edit(task="multiple_choice")]: return reading | found[0]   # SciQ
         return reduce(operator.or_, [*found, reading])
     fix = as_fix(f"name the columns in {{fields}}: {' '.join(f'{f}=...' for f in task.fields)}")
     optional = tuple(f for f in getattr(task, "aliases", ()) if f not in task.fields)

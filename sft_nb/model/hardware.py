@@ -139,7 +139,8 @@ def choose_dtype(
     if wanted != "auto": return getattr(torch, wanted), "requested"
     if device == "cpu" and gain is None: return torch.float32, "bfloat16 gains too little"
     if device == "cpu":
-        reason = f"products of this model's shapes are {gain:.1f} times as fast in bfloat16 as in float32"
+        speed = f"{gain:.1f} times as fast" if gain >= .05 else "less than a 20th as fast"
+        reason = f"products of this model's shapes are {speed} in bfloat16 as in float32"
         return (torch.bfloat16 if gain >= _LEAST_GAIN else torch.float32), reason
     if device == "mps": return torch.float32, "bfloat16 is slower than float32 on most Apple GPUs"
     card = torch.cuda.get_device_name()

@@ -36,8 +36,12 @@ def parse_fields(
         if pairs and pairs[-1][1] and not is_pair:   # a list that was split at commas
             pairs[-1] = (pairs[-1][0], f"{pairs[-1][1]},{f}")
         else: pairs.append((name, column))
+    typed = [(name, column) if column else tuple(re.split(": *", name, maxsplit=1)) for name, column in pairs]
     for name, column in pairs:
         if not (name and column):
+            are_pairs = all(len(pair) == 2 and all(pair) for pair in typed)   # question:Problem
+            if are_pairs and (not known or {name for name, _ in typed} <= {*known}):
+                raise ConfigError("fields", f"{name!r} is not a pair", "field=column", edit(fields=_one_of_each(typed)))
             named = [name or column for name, column in pairs]   # names of columns alone
             named = ("Problem", "Solution") if len(named) != 2 or "=" in "".join(fields) else named
             raise ConfigError("fields", f"{name or column!r} is not a pair", "field=column",

@@ -311,6 +311,12 @@ def _join_answers(before:dict, after:dict)->dict:
     if calls := before.get("tool_calls", []) + after.get("tool_calls", []): joined["tool_calls"] = calls
     return joined
 
+def _with_weights(normalised:list[dict], messages:list)->list[dict]:
+    "Messages with OpenAI's weight of 1 for answers without it, unless they have other flags; a greeting has none"
+    flags = {key for m in messages if isinstance(m, dict) for key in LOSS_FLAGS if m.get(key) is not None}
+    def complete(m): return {"train": True} | m if m["role"] == "assistant" and "train_parts" not in m else m
+    return [normalised[0], *map(complete, normalised[1:])] if flags == {"weight"} else normalised
+
 def normalise_messages(
     messages:list,
     name:str,   # `message`, `turn` ..., for errors
@@ -332,4 +338,5 @@ def normalise_messages(
         else: out.append(new)
     for m in out[1:]:   # tools belong to the first message
         if "tools" in m: out[0] = out[0] | dict(tools=m.pop("tools"))
+    if any(isinstance(m, dict) and m.get("weight") is not None for m in messages): return _with_weights(out, messages)
     return out

@@ -15,7 +15,7 @@ from ..base.extensions import extension
 from ..base.report import as_fix, ConfigError, edit, Fix, pluralise, SftError
 from ..config.load import Config
 from ..rows.messages import content_text, is_missing, is_normalised
-from ..rows.readers import ColumnsError, detect, how_to_read, no_format_error, to_messages
+from ..rows.readers import ColumnsError, detect, how_to_read, missing_in_words, no_format_error, to_messages
 from ..rows.columns import (
     ColumnRenamer, exclusion_reason, FORMAT_FIELDS, is_honoured, numbers_in_texts, parse_fields, TEXT_COLUMNS,
     TrackedRow, unread_columns, unread_message_keys)
@@ -116,7 +116,7 @@ def _read_messages(task:Task, row:dict, cfg:Config|None, is_empty:bool)->list[di
     elif is_empty: return []
     elif missing:
         needed, columns = ", ".join(task.fields), ", ".join(map(str, row)) or "none"
-        raise ColumnsError("", f"field {', '.join(missing)} is missing; the row has {columns}",
+        raise ColumnsError("", f"{missing_in_words(missing)}; the row has {columns}",
                            f"task {task.name} needs {needed}", name_columns(task, [row], cfg))
     else:
         for name in task.fields:

@@ -137,6 +137,9 @@ def describe_reasons(reasons: dict[str, int]) -> str:
     Args:
         reasons: why rows are left out -> how many"""
 
+def longer_for_cut(counts: Counts, max_length: int, name: str) -> Fix:
+    """The `max_length` that keeps most rows whole, and where those that lost a part are listed"""
+
 def look_at_dropped(cfg: Config, s: Split, name: str) -> Fix:
     """The command that shows where, reason and row of what is left out"""
 

@@ -77,6 +77,8 @@ def _nothing_left(ledger:Ledger, rows:Mixture, eval_rows:int|None)->SftError:
             found = f"{which} all {pluralise(n, 'row')} are {length}".strip()
             if n == 1: found = f"its only row is {length}"
         fix = edit(max_length=counts.longest_dropped) if counts.longest_dropped else f"look at {ledger.first_dropped}"
+        if counts.longest_dropped and any(reason.startswith("prompt") for reason in ledger.reasons):
+            fix |= edit(cut_side="start")   # keeps the answers
         may_have_other_names = {*ledger.reasons} == {"no answer"} or {*ledger.seen.formats} == {"unknown"}
         if may_have_other_names:
             proposals = extension("proposals")

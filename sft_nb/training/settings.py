@@ -15,11 +15,12 @@ from ..config.setting import Auto, plain_name, Setting
 # %% ../../nbs/11_training/00_settings.ipynb #trass002
 def _limit_of_max_steps(v:float, name:str)->tuple[str,Fix]|None:
     if v > 0 or v == -1: return None
-    return f"{name} is at least -1" if v else "a number of steps, or -1 for no limit", edit(**{name: -1 if v else 1})
+    found = f"{name} must be at least -1" if v else "a number of steps, or -1 for no limit"
+    return found, edit(**{name: -1 if v else 1})
 
 def _limit_of_warmup(v:float, name:str)->tuple[str,Fix]|None:
     if plain_name(name) != "warmup_ratio" or 0 <= v < 1: return None
-    found = f"{name} is at least 0" if v < 0 else f"{name} is a share of all steps, below 1"
+    found = f"{name} must be at least 0" if v < 0 else f"{name} must be a share of all steps, below 1"
     return found, edit(**{name: v / 100 if 1 < v < 100 else .1}) | edit(warmup_steps=int(v))
 
 # %% ../../nbs/11_training/00_settings.ipynb #c0nf0013

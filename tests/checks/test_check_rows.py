@@ -100,8 +100,8 @@ def test_kept():
     assert (str(look), look.says("shell")) == ("data.train.dropped", "sft_nb data --task chat --dropped 5")
     assert check_kept(made(dropped=90, requested=89)) is None
     cut = check_kept(made(dropped=0, cut=60, length_of_most=9000))
-    assert (cut.status, str(cut.fix)) == ("fail", "max_length=9000")   # not data.train.dropped, which is empty
-    assert str(check_kept(made(dropped=5, cut=60)).fix) == "a larger max_length; data.train.cut lists them"
+    assert (cut.status, cut.fix.says("shell")) == ("fail", "--max-length 9000")   # not train.dropped, which is empty
+    assert str(check_kept(made(dropped=5, cut=60)).fix) == "a larger max_length, or look at data.train.cut"
     assert "30 of 60 rows are left out and 0 cut; 40 more" in check_kept(made(dropped=70, requested=40)).says
 
 

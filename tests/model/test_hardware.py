@@ -51,10 +51,11 @@ def test_a_processor_decides_by_its_products(monkeypatch, tmp_path):
     monkeypatch.setattr(hardware, "_measured_gain", hardware._measured_gain.__wrapped__)   # without what is remembered
     found = find_hardware(**cfg.values(find_hardware))
     assert (found.dtype, found.gain) == (torch.bfloat16, 4.) and "4.0 times as fast" in found.dtype_reason
-    for slow in (.8, 50.):   # no clear gain, and emulated
+    for slow, in_words in ((.8, "1.2 times as fast"), (50., "less than a 20th as fast")):   # no clear gain; emulated
         seconds[torch.bfloat16] = slow
         again = find_hardware(**cfg.values(find_hardware))
         assert again.dtype == torch.float32 and again.gain == 1 / slow
+        assert in_words in again.dtype_reason
     asked = [replace(cfg, dtype="bfloat16"), replace(cfg, method="full"), replace(cfg, model="tiny"),
              replace(cfg, model=str(tmp_path/"none"))]   # a choice, a head that learns, a small model, none at all
     assert [find_hardware(**c.values(find_hardware)).gain for c in asked] == [None] * 4

@@ -91,6 +91,11 @@ def test_an_answer_without_a_flag_beside_marked_ones_is_a_warning():
     assert "train_flags" not in warned(only_bad) and learned(only_bad) == ["right"]
 
 
+def test_an_absent_weight_is_1_as_openai_reads_it():
+    data = read(dict(messages=[ASKED, BAD | dict(weight=0), ASKED, GOOD, ASKED, GOOD | dict(weight=1)]))
+    assert "train_flags" not in warned(data) and learned(data) == ["rightright"]
+
+
 def test_a_message_of_another_role_that_is_marked_is_a_warning():
     data = read(dict(messages=[ASKED | dict(train=True), GOOD | dict(train=True)]))
     assert learned(data) == ["right"] and "1 message of other roles" in warned(data)["train_marked"].says

@@ -543,3 +543,9 @@ def test_a_label_that_was_chosen_is_not_exchanged_for_a_longer_answer():
     data = read(rows, task="classify", fields=dict(question="Text", answer="Kind"))
     found = next(f for f in data.report.findings if f.check == "train_columns")
     assert "fields" not in found.fix.settings and "Antwort" in found.says
+
+
+def test_a_colon_between_a_field_and_its_column():
+    with pytest.raises(ConfigError, match="is not a pair; field=column") as e:
+        parse_fields(("question:Beschreibung", "answer:Antwort"), ("question", "answer"))
+    assert e.value.fix.settings == dict(fields=("question=Beschreibung", "answer=Antwort"))

@@ -146,6 +146,21 @@ def test_the_share_to_hold_out_is_a_hundred_rows_and_at_most_a_fifth(n, share, t
     data = prepare(load_config(task="chat"), tokenizer, train=[dict(question=f"{k}?", answer=str(k)) for k in range(n)])
     found, = [f for f in data.report.findings if f.check == "held_out"]
     assert found.fix.settings == dict(eval_fraction=share)
+    data = prepare(load_config(task="chat", eval_samples=0), tokenizer, train=[dict(question="1?", answer="1")] * 60)
+    found, = [f for f in data.report.findings if f.check == "held_out"]
+    assert found.fix.settings == dict(eval_samples=200, eval_fraction=.2)   # one alone would hold out none
+
+
+def test_prompts_that_are_too_long_can_be_cut_at_their_start(tokenizer):
+    long = [dict(question=sentence(200, k), answer=f"{k}") for k in range(20)]
+    def too_long(**how):
+        data = prepare(load_config(task="chat", max_length=64, on_long="cut", **how), tokenizer,
+                       train=[*rows(str), *long])
+        return data.train.n_kept, {f.check: f.fix for f in data.report.findings if f.status == "warn"}
+    kept, fixes = too_long()
+    assert kept < 80 and fixes["train_too_long"].otherwise[-1].settings == dict(cut_side="start")
+    kept, fixes = too_long(cut_side="start")
+    assert kept == 80 and re.fullmatch(r"--max-length \d+", fixes["train_cut"].says("shell"))
 
 
 def test_leaks_are_found_through_case_blanks_and_punctuation(tokenizer):
