@@ -170,13 +170,17 @@ def check_memory(plan:Plan|None, no_plan:str)->Finding|list[Finding]:
 _MANY_PASSES = 30   # published recipes take 1 to 5; LIMA, with its 1,000 rows, 15
 
 @check("plan")
-def check_extent(extent:Extent, *, max_steps:int, per_device_train_batch_size:int)->Finding:
+def check_extent(
+    extent:Extent, *, max_steps:int, per_device_train_batch_size:int, max_tokens_per_batch:int|str|None)->Finding:
     "steps and passes over the rows are of a usual number"
     if extent.passes > _MANY_PASSES:
         fix = edit(num_train_epochs=3) if max_steps < 1 else edit(max_steps=max(1, round(
             3 * extent.steps / extent.passes)))
         return warn(f"{extent}: after so many passes a model repeats its rows instead of learning from them", fix)
     fills_steps = extent.rows >= 256 and 4 * extent.rows_in_a_step > extent.rows   # of a few steps in a pass
+    if extent.is_short and max_tokens_per_batch:
+        text = f"{extent}: a few packed batches hold all rows, so each step takes all of them; usual are 16 to 128"
+        return warn(text, "no packing, or a smaller {max_tokens_per_batch}")
     if extent.is_short or fills_steps:
         fewer = max(1, min(per_device_train_batch_size, extent.rows // 8))
         asks = "asks for more rows than there are" if extent.is_short else "takes a large part of the rows"

@@ -170,7 +170,7 @@ def check_schedule(schedule:ScheduleRun, *, learning_rate:float)->Finding:
         return fail("there are no steps to train: num_train_epochs is 0", fix)
     text = f"{steps:,} optimiser steps, {warm_up:,} of them warm-up"
     if not schedule.highest and learning_rate:
-        return warn(f"{text}: the learning rate is 0 in every step, and nothing is learned", edit(warmup_steps=0))
+        return fail(f"{text}: the learning rate is 0 in every step, and nothing is learned", edit(warmup_steps=0))
     if schedule.highest >= .999 * learning_rate: return ok(text)
     text += f": the learning rate only reaches {schedule.highest:.3g}, not {learning_rate:g}"
     return warn(text, edit(warmup_steps=.03) | "more {num_train_epochs}")

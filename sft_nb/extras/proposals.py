@@ -492,7 +492,7 @@ def _can_read_all(task:Task, rows:list[dict], aliases:dict)->bool:
     "Can a task read all rows that have content, by the names of its own fields, or their other names?"
     rename = ColumnRenamer((*task.fields, *aliases.keys() - {*task.fields}), {}, aliases)
     expand = getattr(task, "expand", lambda row: [row])
-    found = [rename(part) for row in rows if not all(map(is_blank, row.values())) for part in expand(row)]
+    found = [part for row in rows if not all(map(is_blank, row.values())) for part in expand(rename(row))]
     try: return all(f in row for row in found for f in task.fields) and bool([task.messages(row) for row in found])
     except (SftError, KeyError, TypeError): return False
 
@@ -510,9 +510,15 @@ def propose_names(
         tasks = map(get_task, ("nli", "translate", "multiple_choice") if task.name == "chat" else ())
         found = [edit(task=t.name) for t in tasks   # whose columns tell that it is meant; NLI's other names do not
                  if _can_read_all(t, rows, t.aliases if t.name == "multiple_choice" else {})]
-        return reduce(operator.or_, [*found, propose_reading(rows, pairs, labels=task.name == "classify")])
+        reading = propose_reading(rows, pairs, labels=task.name == "classify")
+        if reading.settings and found == [edit(task="multiple_choice")]: return reading | found[0]   # SciQ
+        return reduce(operator.or_, [*found, reading])
     fix = as_fix(f"name the columns in {{fields}}: {' '.join(f'{f}=...' for f in task.fields)}")
     optional = tuple(f for f in getattr(task, "aliases", ()) if f not in task.fields)
-    proposed = propose_fields(rows, task.fields, pairs, optional=optional)
+    fields = task.fields
+    if all(isinstance(row.get("choices"), list) for row in rows):   # also from several columns
+        fields = tuple(f for f in fields if f != "choices")
+        rows = [{c: v for c, v in row.items() if c != "choices"} for row in rows]
+    proposed = propose_fields(rows, fields, pairs, optional=optional)
     if proposed: fix = proposed | fix
     return edit(task="chat") | fix if detect(rows[0]) else fix

@@ -328,7 +328,8 @@ def folder_answers(x:Expected, f:Folder)->ProofStage:
             what = "ends elsewhere" if math.isinf(leads[far[0]]) else "is another, and no token nearly tied"
             text = f"{len(far)} of {len(answers)} answers differ; the first {what}: {answers[far[0]].text[-40:]!r}"
             return failed("folder", "answers", f"{text} and not {r.tuned[far[0]].text[-40:]!r}", fix, figures)
-        ties = "" if equal == len(answers) else "; other texts part where two tokens nearly tie"
+        other = len(answers) - equal
+        ties = f", but {other} of {len(answers)} texts part where two tokens nearly tie" if other else ""
         return passed("folder", "answers", f"it answers as {x.learner}{ties}", figures)
     if to_base < to_tuned / 2:
         return failed("folder", "adapter", f"it answers as the base does: {x.learned} is not in it", fix, figures)

@@ -16,7 +16,8 @@ from functools import lru_cache
 from ..base.extensions import extension
 from ..base.report import as_fix, ConfigError, edit, SftError
 from .settings import FORMATS
-from .messages import CONTENT_KEYS, is_empty, LOSS_FLAGS, parse_value, read_flag, REASONING_KEYS, ROLE_KEYS
+from .messages import (
+    CONTENT_KEYS, is_empty, LOSS_FLAGS, parse_value, read_flag, REASONING_KEYS, role_of, ROLE_KEYS)
 from .readers import column_words, COMPLETION_KEYS, detect, detect_by_columns, join_names, value_at
 
 # %% ../../nbs/02_rows/04_columns.ipynb #233d50b2
@@ -109,7 +110,9 @@ def _rest_of(
     return {name: v for found in inside.items() for name, v in _rest_of(*found, parts).items()}
 
 def _is_null(row:dict, path:str)->bool:
-    "Does a path lead to a key that is there, with null?"
+    "Does a path lead to a key that is there, with null? Also into a list that is null: corrected.responses[0]"
+    listed = re.sub(r"(\[\d+\])+$", "", path)
+    if listed != path and listed in row: return row[listed] is None
     outer, _, key = path.rpartition(".")
     inside = value_at(row, outer) if outer else None
     return isinstance(inside, dict) and key in inside and inside[key] is None
@@ -176,6 +179,7 @@ class ColumnRenamer:
             if c not in self.columns.setdefault(f, []): self.columns[f].append(c)
         if not found: return row
         taken = set(found.values())   # drop a column with a field's name if another column was given for it
+        if "completion" in taken and "completion" in self.given: taken |= {*COMPLETION_KEYS}   # none stands in for it
         renamed = {found.get(c, c): v for c, v in row.items() if c in found or c not in taken}
         if (verdict := self.given.get("train")) in found and (roles := extension("column_roles")):
             accepted = roles.is_accepted(verdict, renamed["train"])
@@ -259,6 +263,8 @@ def _unread_keys(m:dict)->list[str]:
         name for k, v in m.items() if k not in known and not is_empty(v) for name in _with_nested_flags(k, v)]
     texts = [k for k in CONTENT_KEYS if isinstance(m.get(k), str) and m[k].strip()]   # the first one is read
     found += [k for k in texts[1:] if m[k].strip() != m[texts[0]].strip()]
+    if role_of(m) in ("user", "assistant") and not is_empty(m.get("name")) and role_of(dict(role=m["name"])) is None:
+        found.append("name")   # of a speaker; hardly any template writes it
     for key in ("content", "value", "parts"):
         blocks = m.get(key)
         if not isinstance(blocks, list): continue

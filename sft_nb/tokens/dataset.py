@@ -353,7 +353,8 @@ def _find_columns(s:Split, name:str, task:str, pairs:tuple[str,...])->list[Findi
         fix = "a trainer for preferences (TRL's DPOTrainer) to learn from both"
         out.append(warn(text, fix, check=f"{name}_pairs"))
     if not names or all(source.from_task for source in s.source.sources): return out
-    answers = [*s.seen.answers.values()]
+    is_chosen = task == "classify" and any(p.startswith(("answer=", "completion=", "output=")) for p in pairs)
+    answers = [] if is_chosen else [*s.seen.answers.values()]   # a longer answer is no label
     learnable = [c for c in names if not are_metadata([c]) or task == "classify" and c in s.seen.answers]
     shown = learnable or names
     text = f"{join_names(shown, _MOST_NAMES)} {'is' if len(shown) == 1 else 'are'} not used in any conversation"
@@ -589,6 +590,11 @@ def find_all(
         out += [*_find_files(s, name), *_find_in_rows(s, name, t.chat, cfg.max_length), *_find_in_answers(s, name, t),
                 *_find_columns(s, name, cfg.task, cfg.fields or ()),
                 *(texts.find_in_texts(s, name, t.chat) if texts else ())]
+        others = sum(n for text, n in s.seen.systems.items() if text and text != cfg.system_prompt)
+        if name == "train" and cfg.system_prompt and others:
+            text = f"system_prompt is not written into rows with a system message of their own ({others:,} or more)"
+            fix = "take these messages out of the rows, or leave {system_prompt} out"
+            out.append(warn(text, fix, check="train_system"))
         if name == "train": out += [*_find_labels(s, name, cfg.task), *_find_spellings(s, name, cfg.task),
                                     *_find_shares(s, cfg.train_weights)]
         ordered = name == "train" and max(s.source.weights or (1,)) > 1   # copies that `train_weights` asks for

@@ -18,7 +18,7 @@ from fastcore.basics import patch
 
 from ..base.escape import shorten
 from ..base.extensions import extension
-from ..base.report import edit, SftError
+from ..base.report import ConfigError, edit, SftError
 from ..config.load import Config
 from ..rows.messages import is_blank
 from ..rows.readers import ColumnsError, detect
@@ -191,7 +191,8 @@ class Reader:
         except SftError as e:   # one row of several can be dropped
             fix = e.fix
             if isinstance(e, ColumnsError): fix = name_columns(self.task, [row for _, row in rows], self.cfg)
-            if (first or self.seen.formats) and "on_bad_row" not in str(fix).replace("-", "_"):
+            is_one = (first or self.seen.formats) and not isinstance(e, ConfigError)
+            if is_one and "on_bad_row" not in str(fix).replace("-", "_"):
                 fix |= edit(on_bad_row="drop")
             raise type(e)(e.where, e.found, e.expected, fix, e.page) from e
         self.look_at_rows(found if first < _ALL_OF else found[:_OF_A_BLOCK])
@@ -226,7 +227,7 @@ def read(self:Reader, place:str, row:dict)->Row:
             system = messages[0]["content"] if self.t.is_system(messages[0]) else ""
             if system in seen.systems or len(seen.systems) < 2: seen.systems[system] = seen.systems.get(system, 0) + 1
     except SftError as e:
-        if self.cfg.on_bad_row == "error": raise
+        if self.cfg.on_bad_row == "error" or isinstance(e, ConfigError): raise   # which says something about all rows
         drop_reason = shorten(e.found, 160)
     seen.formats[name] = seen.formats.get(name, 0) + 1
     seen.prompts_too += prompt_too and bool(examples)
@@ -251,7 +252,7 @@ def count_unlearned(self:Reader, parsed:ParsedRow, row:dict)->None:
     for name, number in parsed.numbers.items():
         self.seen.numbers[name] = self.seen.numbers.get(name, 0) + 1
         if str(number).endswith(".0"): self.seen.examples.setdefault("whole_number", str(number))
-    names = parsed.unread
+    names = [n for n in parsed.unread if not (str(n).endswith(".name") and self.t.chat and self.t.writes_names)]
     if not self.t.chat and parsed.messages and "chat_template_kwargs" in parsed.messages[0]:
         names = [*names, "chat_template_kwargs"]   # for a missing template
     for name in names: self.seen.unread[str(name)] = self.seen.unread.get(str(name), 0) + 1

@@ -100,6 +100,11 @@ class Template:
         return ""
 
     @cached_property
+    def writes_names(self)->bool:
+        "Does the template write the name of a user?"
+        return "Zora" in self.probe(PROBE_QUESTION | dict(name="Zora"), PROBE_ANSWER)
+
+    @cached_property
     def closer(self)->str:
         "The text after an answer, such as `<|im_end|>` and a newline; empty if the template changes the probe"
         text = self.probe(PROBE_QUESTION, PROBE_ANSWER)

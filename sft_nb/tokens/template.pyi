@@ -65,6 +65,10 @@ class Template:
         """The rendered probe; empty if the template refuses it both with and without a tool"""
 
     @cached_property
+    def writes_names(self) -> bool:
+        """Does the template write the name of a user?"""
+
+    @cached_property
     def closer(self) -> str:
         """The text after an answer, such as `<|im_end|>` and a newline; empty if the template changes the probe"""
 

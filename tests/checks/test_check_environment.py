@@ -204,3 +204,5 @@ def test_a_step_that_takes_most_of_the_rows_is_seen():
 def test_a_step_of_packed_batches_that_asks_for_more_than_there_are():
     assert check_extent(Extent(16, 3, 3, 16)).status == "ok"
     assert check_extent(Extent(16, 3, 3, 16, is_short=True)).status == "warn"
+    packed = check_extent(Extent(16, 3, 3, 16, is_short=True), max_tokens_per_batch=4096)
+    assert "each step takes all of them" in packed.says and "no packing" in str(packed.fix)

@@ -106,6 +106,13 @@ def test_rows_that_were_trained_on_are_not_held_out(tmp_path):
     other = evaluate(run, eval_file=str(tmp_path/"new.jsonl"), eval_samples=9, progress=False)
     assert other.trained_on == 0 and other.tuned.n == 6 and other.left_out == {"empty answer": 1}
     assert "trained_on" not in [f.check for f in other.findings]
+    (tmp_path/"case.jsonl").write_text(json.dumps(dict(prompt="3 +  4 IS?", completion="7")) + "\n")
+    same = [dict(prompt=f"{k} + 4 is?", completion="7") for k in (3, 5)]
+    (tmp_path/"same.jsonl").write_text("".join(json.dumps(row) + "\n" for row in same))
+    own = train(load_config(train_file=str(tmp_path/"same.jsonl"), eval_file=str(tmp_path/"case.jsonl"), eval_samples=1,
+                            runs_dir=str(tmp_path/"runs"),
+                            **learner() | dict(max_steps=1, save_steps=1, max_new_tokens=4, preflight=False)))
+    assert evaluate(own, progress=False).trained_on == 1   # the run's own held-out file, and another case
     (tmp_path/"blank.jsonl").write_text(json.dumps(more) + "\n")
     with pytest.raises(ConfigError, match="the last answer of 1 held-out row is empty"):
         evaluate(run, eval_file=str(tmp_path/"blank.jsonl"), eval_samples=9, progress=False)

@@ -510,6 +510,41 @@ def test_columns_that_are_named_without_their_fields(given, proposed):
     assert e.value.fix.settings == dict(fields=proposed)
 
 
+def test_a_system_prompt_that_rows_do_not_take_is_told():
+    rows = [dict(messages=[dict(role="system", content=f"Be {k}."), USER, ANSWER]) for k in range(3)]
+    found = {f.check: f for f in read(rows, system_prompt="Be nice.").report.findings}
+    assert found["train_system"].says.startswith("system_prompt is not written into rows with a system message")
+    nice = dict(role="system", content="Be nice.")
+    for taken in ([dict(messages=[USER, ANSWER])] * 3, [dict(messages=[nice, USER, ANSWER])]):
+        assert "train_system" not in [f.check for f in read(taken, system_prompt="Be nice.").report.findings]
+
+
+def test_names_of_speakers_are_told_unless_the_template_writes_them(tmp_path):
+    rows = [dict(messages=[USER | dict(name="Anna"), ANSWER])] * 3
+    assert read(rows).report.facts["columns_not_used"] == ["messages.name"]
+    assert read([dict(messages=[USER | dict(name="user"), ANSWER])] * 3).report.facts["columns_not_used"] == []
+    template = tmp_path/"names.jinja"
+    template.write_text("{% for m in messages %}<|im_start|>{{ m.name or m.role }}\n{{ m.content }}<|im_end|>\n"
+                        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+    assert read(rows, chat_template=str(template)).report.facts["columns_not_used"] == []
+
+
+def test_no_other_column_stands_in_for_the_completion_that_was_named():
+    "Argilla's export: the correction of a record that nobody has corrected is null"
+    rows = [{"prompt": f"Be polite: {k}.", "response": "BAD",
+             "corrected.responses": None if k % 2 else [f"Please {k}."]} for k in (1, 2, 3, 4)]
+    data = read(rows, fields=dict(prompt="prompt", completion="corrected.responses[0]"), on_bad_row="drop")
+    assert (data.train.n_kept, learned(data)) == (2, ["Please 2."])
+
+
+def test_a_label_that_was_chosen_is_not_exchanged_for_a_longer_answer():
+    rows = [dict(Text=f"Mail {k}", Kind="ab"[k % 2], Antwort=f"A long answer to mail {k}, with words.")
+            for k in range(8)]
+    data = read(rows, task="classify", fields=dict(question="Text", answer="Kind"))
+    found = next(f for f in data.report.findings if f.check == "train_columns")
+    assert "fields" not in found.fix.settings and "Antwort" in found.says
+
+
 def test_a_colon_between_a_field_and_its_column():
     with pytest.raises(ConfigError, match="is not a pair; field=column") as e:
         parse_fields(("question:Beschreibung", "answer:Antwort"), ("question", "answer"))

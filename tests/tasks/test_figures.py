@@ -164,6 +164,14 @@ def test_real_calls_are_worth_their_own_answer_in_every_form():
 def test_a_record_is_a_turn_only_if_somebody_says_something(document, text): assert format_document(document) == text
 
 
+def test_a_record_with_a_title_is_no_turn():
+    turn = dict(speaker="Ada", text="We buy apples.", emotion="happy", start="00:12", utterance_id="u one two")
+    assert format_document(turn) == "Ada: We buy apples."
+    record = dict(name="Ada Ray", title="A bridge for Oslo", text="It opens today.", date="2 May 2024")
+    assert format_document(record) == ("name: Ada Ray\n\ntitle: A bridge for Oslo\n\nIt opens today.\n\n"
+                                       "date: 2 May 2024")
+
+
 def test_each_query_of_a_meeting_is_asked_and_what_was_thought_is_not_scored():
     turns = [dict(speaker="Ada", content="We buy apples.")]
     queries = [dict(query="What is bought?", answer="<think>Fruit.</think>Apples."), dict(answer="Ada buys apples.")]

@@ -1,10 +1,9 @@
 """Questions with choices, as the authors of known datasets write them: the prompt shows all, a letter is learned."""
 import pytest
 
-from sft_nb.base.report import SftError
+from sft_nb.base.report import as_fix, ConfigError, SftError
 from sft_nb.config.load import load_config
 from sft_nb.extras.proposals import fix_for_unread, propose_names
-from sft_nb.base.report import as_fix
 from sft_nb.extras.tasks.multiple_choice import read_choices, read_letter, right_choice
 from sft_nb.rows.columns import ColumnRenamer
 from sft_nb.tasks.core import get_task
@@ -31,13 +30,14 @@ ROWS = dict(
     logiqa=dict(query=ASKED, options=TEXTS, correct_option=1),
     swag=dict(question=ASKED, ending0="in trees", ending1="in water", ending2="on Mars", label=1),
     piqa=dict(goal=ASKED, sol1="in trees", sol2="in water", sol3="on Mars", label=1),
+    cosmos=dict(question=ASKED, answer0="in trees", answer1="in water", answer2="on Mars", label=1),
     winogrande=dict(sentence=ASKED, option1="in trees", option2="in water", option3="on Mars", answer="2"))
 TASK = get_task("multiple_choice")
 
 
 def renamed(row):
-    found, = TASK.expand(row)
-    return ColumnRenamer((*TASK.fields, "context"), {}, TASK.aliases)(found)
+    found, = TASK.expand(ColumnRenamer((*TASK.fields, "context"), {}, TASK.aliases)(row))
+    return found
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -62,13 +62,24 @@ def test_the_task_is_proposed_where_the_rows_have_choices(name):
     assert str(fix).startswith("task='multiple_choice'")
 
 
+def test_a_right_answer_beside_wrong_ones_stands_in_any_place_among_them():
+    rows = [renamed(dict(question=f"{k}+1?", distractor1=f"{k + 2}", distractor2=f"{k + 3}", correct_answer=f"{k + 1}"))
+            for k in range(60)]
+    for k, row in enumerate(rows):
+        asked, letter = (m["content"] for m in TASK.messages(row))
+        assert f"{letter}. {k + 1}\n" in asked and f". {k + 2}\n" in asked and f". {k + 3}\n" in asked
+    letters = [TASK.target(row) for row in rows]
+    assert all(10 < letters.count(letter) < 30 for letter in "ABC")
+
+
 def test_the_article_stands_above_the_question():
     row = renamed(dict(article="Fish need water.", question=ASKED, options=TEXTS, answer="B"))
     assert TASK.messages(row)[0]["content"] == f"Fish need water.\n\n{SHOWN}"
 
 
 @pytest.mark.parametrize("answer, says", [
-    ("E", "is none of the 4 choices"), (4, "is none of the 4 choices"), ("", "is none"), (True, "is none"),
+    ("E", "is none of the 4 choices"), (5, "is none of the 4 choices"), (4, "counted from 1"),
+    ("4", "counted from 1"), ("", "is none"), (True, "is none"),
     ("1", "may be a choice or its place"), ("in", "is none")])
 def test_an_answer_that_may_mean_two_choices_or_none_is_refused(answer, says):
     with pytest.raises(SftError, match=says): right_choice(answer, read_choices(["3", "2", "1", "0"]))
@@ -79,6 +90,14 @@ def test_a_number_of_a_column_is_refused_where_the_columns_count_from_one():
     with pytest.raises(SftError, match="is none of the 2 choices"): TASK.messages(row)
 
 
+def test_a_file_that_counts_from_one_is_not_read_without_the_rows_that_show_it():
+    rows = [dict(question=f"{k}?", choices=["a", "b", "c"], answer=k % 3 + 1) for k in range(9)]
+    cfg = load_config(task="multiple_choice", on_bad_row="drop", eval_samples=0)
+    with pytest.raises(ConfigError, match="an answer is 3 of 3 choices, so they are counted from 1") as e:
+        prepare(cfg, train=rows)
+    assert "on_bad_row" not in str(e.value)
+
+
 @pytest.mark.parametrize("value", [["one"], [], {}, "[1", 7, ["a"] * 27])
 def test_what_is_no_choice_is_refused(value):
     with pytest.raises(SftError, match="choices"): read_choices(value)
@@ -87,7 +106,8 @@ def test_what_is_no_choice_is_refused(value):
 @pytest.mark.parametrize("text, letter", [
     ("A cow lives in a barn.", None), ("I think so.", None), ("D", None), ("A\n\nFish have gills.", "A"), ("(C)", "C"),
     ("`A`", "A"), ("I'd choose option C, as it is dry.", "C"), ("the answer is A. No: the answer is B", "B"),
-    ("A) in trees", "A"), ("The answer isn't clear.", None), ("Answer: **C**", "C")])
+    ("A) in trees", "A"), ("a", "A"), ("B in water", "B"),
+    ("Die Antwort ist B.", "B"), ("答案是C", "C"), ("The answer isn't clear.", None), ("Answer: **C**", "C")])
 def test_the_letter_of_an_answer_is_read(text, letter):
     assert read_letter(text, read_choices(TEXTS)) == letter
 

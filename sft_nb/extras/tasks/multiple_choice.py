@@ -6,18 +6,18 @@
 __all__ = ['TASK', 'Choice', 'read_choices', 'right_choice', 'read_letter', 'MultipleChoice']
 
 # %% ../../../nbs/16_extras/49_tasks/05_multiple_choice.ipynb #mch00002
-import re
+import hashlib, re
 from numbers import Number
 from string import ascii_uppercase
 from typing import NamedTuple
 
 from ...base.escape import short_repr
-from ...base.report import SftError
+from ...base.report import ConfigError, SftError
 from ...rows.messages import content_text, first_present, is_empty, parse_list, parse_value
 from ...rows.thoughts import answer_of, without_thought
 from ...tasks.classify import Classify, plain_label
 from ...tasks.core import Score
-from ..column_roles import column_groups, has_role, names_answers
+from ..column_roles import column_groups, has_role, names_answers, singular_words
 
 # %% ../../../nbs/16_extras/49_tasks/05_multiple_choice.ipynb #mch00005
 class Choice(NamedTuple):
@@ -57,7 +57,7 @@ def right_choice(
     answer,   # B, (b), the text of a choice, or its place, counted from 0
     choices:list[Choice],
 )->int:       # counted from 0
-    "The place of the right choice; `SftError` if the answer names none, or may mean several"
+    "The place of the right choice; `SftError` if the answer names none or several, ConfigError for a count from 1"
     is_number = isinstance(answer, Number) and not isinstance(answer, bool)
     text = str(int(answer) if is_number and answer == int(answer) else answer).strip()
     word, labels = text.strip("().: ").casefold(), [c.label.casefold() for c in choices]
@@ -71,13 +71,19 @@ def right_choice(
         found = {k for k in found if k < len(choices)}
     if len(found) == 1: return found.pop()
     what = "may be a choice or its place" if found else f"is none of the {len(choices)} choices"
+    if word == str(len(choices)):   # leaving such rows out would keep those whose answers are wrong by one
+        found = f"an answer is {word} of {word} choices, so they are counted from 1"
+        raise ConfigError("answer", found, "places counted from 0, or letters", "write letters: A is the first choice")
     raise SftError("row", f"its answer {short_repr(answer, 40)} {what}",
                    f"a label, the text of a choice, or a place from 0 to {len(choices) - 1}",
                    "write its letter: A is the first choice")
 
 # %% ../../../nbs/16_extras/49_tasks/05_multiple_choice.ipynb #mch00011
+_WRONG = {"distractor", "wrong", "incorrect", "false"}   # columns of wrong choices
 _ALONE = re.compile(r"[\s*_`(\[\"']*([A-Za-z])(?:[\s*_`)\]\"']*[.:)\n].*|[\s*_`)\]\"']*)", re.DOTALL)
-_SAID = re.compile(r"(?i:\banswer(?: is)?|\bchoice|\boption)\W{0,6}([A-Z])(?![\w'])")
+_SAID = re.compile(   # in several languages: Die Antwort ist B
+    r"(?i:\b(?:answer|choice|option|antwort|lösung|respuesta|réponse|risposta|resposta|antwoord|svar|ответ)"
+    r"(?: (?:is|ist|es|est|è|é|är))?|答案(?:是|为)?|答え(?:は)?|정답(?:은)?)\W{0,6}([A-Z])(?![\w'])")
 
 def read_letter(
     text:str,   # what a model wrote
@@ -87,7 +93,8 @@ def read_letter(
     letters = ascii_uppercase[:len(choices)]
     found = _ALONE.fullmatch(text.strip())
     said = [found[1].upper()] if found else _SAID.findall(text)[-1:]
-    same = [letter for letter, c in zip(letters, choices) if plain_label(c.text) == plain_label(text)]
+    same = [letter for letter, c in zip(letters, choices)
+            if plain_label(text) in (plain_label(c.text), plain_label(f"{letter} {c.text}"))]
     return next((letter for letter in same + said if letter in letters), None)
 
 class MultipleChoice(Classify):
@@ -96,19 +103,27 @@ class MultipleChoice(Classify):
     name, fields, untyped_fields = "multiple_choice", ("question", "choices", "answer"), ("choices", "answer")
     aliases = dict(
         question=("query", "question_stem", "stem", "problem", "goal", "ctx", "sentence"),
-        choices=("options", "endings", "candidates"), context=("article", "passage", "support"),
+        choices=("options", "endings", "candidates"), context=("article", "passage", "support", "premise"),
         answer=("answer_key", "answer_idx", "answer_index", "correct_option", "correct_answer", "correct", "cop",
                 "label", "target"))
 
     def expand(self, row:dict)->list[dict]:
         "A row with a column for each choice (A to D, sol1 and sol2), with `choices`; another row unchanged"
         if any(name in row for name in ("choices", *self.aliases["choices"])): return [row]
-        groups = [(stem, columns) for stem, columns in column_groups([*row]).items() if not names_answers(stem)
+        names = [c for c in row if c not in self.fields]
+        groups = [(stem, columns) for stem, columns in column_groups(names).items() if not names_answers(stem)
                   and not has_role(stem, "question") and all(isinstance(row[c] or "", (str, Number)) for c in columns)]
         if len(groups) != 1: return [row]
         (stem, columns), = groups
         listed = [dict(column=c if stem == "a letter" else c[len(stem):].strip(" _-"), text=row[c]) for c in columns]
-        return [{c: v for c, v in row.items() if c not in columns} | dict(choices=listed)]
+        others = {c: v for c, v in row.items() if c not in columns}
+        if not _WRONG.isdisjoint(singular_words(stem)) and not is_empty(row.get("answer")):   # SciQ lists the others
+            right = str(row["answer"]).strip()
+            texts = {right, *(str(row[c]).strip() for c in columns if not is_empty(row[c]))}
+            def order(text): return hashlib.blake2b(text.encode("utf-8", "replace")).digest()   # which tells nothing
+            texts = sorted(texts, key=order)
+            return [others | dict(choices=texts, answer=ascii_uppercase[texts.index(right)])]
+        return [others | dict(choices=listed)]
 
     def target(self, row:dict)->str:
         "The letter of the right choice"

@@ -10,6 +10,7 @@ import re
 from functools import lru_cache
 
 from ...base.report import SftError
+from ..column_roles import is_metadata
 from ...rows.thoughts import answer_of, without_thought
 from ...tasks.core import no_rows_error, reference_answer, Score
 
@@ -23,7 +24,10 @@ def _format_turn(x)->str|None:
     if not isinstance(x, dict): return None
     speaker = next((x[k] for k in _SPEAKER_KEYS if isinstance(x.get(k), str)), None)
     text = next((x[k] for k in _TEXT_KEYS if isinstance(x.get(k), str)), None)
-    return None if speaker is None or text is None else f"{speaker}: {text.strip()}"
+    if speaker is None or text is None: return None
+    others = [v for k, v in x.items() if k not in _SPEAKER_KEYS + _TEXT_KEYS and not is_metadata(str(k))]
+    is_record = any(len(v.split()) > 2 for v in others if isinstance(v, str))
+    return None if is_record else f"{speaker}: {text.strip()}"   # a record with a title has more to say
 
 def format_document(
     x,   # a text, a record, or a list of documents, turns or sentences, nested to any depth
