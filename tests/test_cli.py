@@ -73,7 +73,7 @@ WRONG = [  # arguments, exit code, what the message says
     (["data", "--task", "gsm8k", "--train-file", "fields.jsonl"], 1,
      ["fields.jsonl line 1", "question, answer is missing", "the row has utterance, reply"]),
     (["data", "--train-file", "good.jsonl", "--data-format", "alpaca"], 1,
-     ["good.jsonl line 1", "field instruction, output is missing", "--data-format auto"]),
+     ["good.jsonl line 1", "fields instruction, output are missing", "--data-format auto"]),
     (["data", "--train-file", "good.jsonl", "--train-weights", "1", "2"], 2,
      ["2 weights for 1 files", "Fix: --train-weights 1"]),
     (["data", "--train-file", "good.jsonl", "--train-weights", "-1"], 2, ["a weight is -1"]),

@@ -205,7 +205,7 @@ def test_columns_that_are_languages_are_source_and_target(row, into):
     from sft_nb.tokens.prepare import prepare
     cfg = load_config(model="tiny", task="translate", eval_samples=0)
     if into is None:
-        with pytest.raises(SftError, match="field source, target is missing"): prepare(cfg, train=[row])
+        with pytest.raises(SftError, match="fields source, target are missing"): prepare(cfg, train=[row])
         return
     data = prepare(cfg, train=[row])
     assert data.report.figures["rows_are"] == f"translate from {into} (1 row)"

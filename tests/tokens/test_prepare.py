@@ -127,7 +127,7 @@ def test_which_answers_are_supervised(tokenizer):
     assert said(marked(["a2"], weight=0), train_on_turns="all") == ["a0<|im_end|>a1<|im_end|>"]
     whole, = said(train_on_prompt=True)
     assert "q0" in whole and "a2" in whole
-    with pytest.raises(SftError, match="no row is left to learn from: 1 no answer that is trained"):
+    with pytest.raises(SftError, match="no row is left to learn from: 1 row with no answer that is trained"):
         said(marked(["a0", "a1", "a2"], train=False))
 
 
