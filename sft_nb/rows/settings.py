@@ -34,7 +34,7 @@ class RowSettings:
     task:Annotated[str, Setting(
         "arithmetic, chat, classify, gsm8k, multiple_choice, nli, summarize, text, tools, translate, units, "
         "units_rft; or your own: task.py, task.py:YourTask, your_module:YourTask; auto: chat if train_file is set, "
-        "else arithmetic for the tiny model", is_path=True, for_evaluation=True,   # memory:NAME is defined in a notebook
+        "else arithmetic for the tiny model", is_path=True, for_evaluation=True,   # memory:NAME: of a notebook
         runs_code=lambda task: task[:7] != "memory:" and (":" in task or task.endswith(".py")))] = "auto"
     fields:Annotated[tuple[str,...]|None, Setting(
         "columns of the fields that the task reads, if named differently: question=Problem answer=Solution; "
