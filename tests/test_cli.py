@@ -71,7 +71,7 @@ WRONG = [  # arguments, exit code, what the message says
      ["--learning-rate is also given", "sft_nb train --config runs/none/config.json --lr 1e-3"]),
     (["train", "--task", "chat"], 1, ["there is no file", "--train-file rows.jsonl"]),
     (["data", "--task", "gsm8k", "--train-file", "fields.jsonl"], 1,
-     ["fields.jsonl line 1", "question, answer is missing", "the row has utterance, reply"]),
+     ["fields.jsonl line 1", "question, answer are missing", "the row has utterance, reply"]),
     (["data", "--train-file", "good.jsonl", "--data-format", "alpaca"], 1,
      ["good.jsonl line 1", "fields instruction, output are missing", "--data-format auto"]),
     (["data", "--train-file", "good.jsonl", "--train-weights", "1", "2"], 2,
