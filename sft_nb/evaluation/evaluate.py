@@ -210,7 +210,9 @@ def training_rows(target:Target)->list[tuple[dict,list[dict]]]:
 
 def _count_trained_rows(target:Target, chats:list[list[dict]])->int:
     "The number of conversations that ask what a training row asks, but for case and blanks"
-    if target.run is None or not target.config.eval_file: return 0   # rows with one prompt are held out together
+    cfg = target.config
+    by_hash = not cfg.eval_file and (cfg.eval_fraction or cfg.eval_rows or not cfg.train_file)
+    if target.run is None or by_hash: return 0   # rows with one prompt are held out together
     def asked(chat): return tuple((m["role"], *m["content"].casefold().split()) for m in chat[:-1])
     trained = {asked(chat) for _, chat in training_rows(replace(target, config=target.run.config))}
     return sum(asked(chat) in trained for chat in chats)

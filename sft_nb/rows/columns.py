@@ -263,7 +263,7 @@ def _unread_keys(m:dict)->list[str]:
         name for k, v in m.items() if k not in known and not is_empty(v) for name in _with_nested_flags(k, v)]
     texts = [k for k in CONTENT_KEYS if isinstance(m.get(k), str) and m[k].strip()]   # the first one is read
     found += [k for k in texts[1:] if m[k].strip() != m[texts[0]].strip()]
-    if role_of(m) in ("user", "assistant") and not is_empty(m.get("name")) and role_of(dict(role=m["name"])) is None:
+    if not is_empty(m.get("name")) and role_of(m) in ("user", "assistant") and role_of(dict(role=m["name"])) is None:
         found.append("name")   # of a speaker; hardly any template writes it
     for key in ("content", "value", "parts"):
         blocks = m.get(key)

@@ -23,6 +23,7 @@ ROWS = dict(
     mmlu_pro=dict(question_id=7, question=ASKED, options=TEXTS, answer="B", answer_index=1, category="fish", src="x"),
     medqa=dict(question=ASKED, options=LETTERS, answer="in water", answer_idx="B", meta_info="step1"),
     medqa_list=dict(question=ASKED, options=[dict(key=k, value=v) for k, v in LETTERS.items()], answer="in water"),
+    labelled_from_0=dict(question=ASKED, choices=[dict(id=k, text=t) for k, t in enumerate(TEXTS)], answer=1),
     medmcqa=dict(id="7", question=ASKED, opa="in trees", opb="in water", opc="on Mars", opd=None, cop=1),
     hellaswag=dict(ind=7, ctx=ASKED, endings=TEXTS, label="1"),
     aqua=dict(question=ASKED, options=["A)in trees", "B)in water", "C)on Mars"], correct="B"),
@@ -121,3 +122,8 @@ def test_a_report_says_that_a_letter_is_learned():
 def test_the_thought_before_an_answer_is_learned_with_the_letter():
     row = renamed(dict(question=ASKED, options=TEXTS, answer="<think>\nGills.\n</think>\n\nin water"))
     assert TASK.messages(row)[-1]["content"] == "<think>\nGills.\n</think>\n\nB"
+
+
+def test_a_label_of_0_is_a_label():
+    choices = read_choices([dict(id=0, text="a"), dict(id=1, text="b")])
+    assert [c.label for c in choices] == ["0", "1"] and right_choice(0, choices) == right_choice("0", choices) == 0

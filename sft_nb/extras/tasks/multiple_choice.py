@@ -41,7 +41,8 @@ def read_choices(
         labels, texts = (first_present(value, keys) for keys in (_LABEL_KEYS, _TEXT_KEYS))
         pairs = zip(labels, texts) if isinstance(labels, list) and isinstance(texts, list) else value.items()
     elif isinstance(value, list) and all(isinstance(c, dict) for c in value):
-        pairs = [(first_present(c, _LABEL_KEYS) or "", first_present(c, _TEXT_KEYS)) for c in value]
+        pairs = [("" if (label := first_present(c, _LABEL_KEYS)) is None else label, first_present(c, _TEXT_KEYS))
+                 for c in value]
     elif isinstance(value, list):
         found = [_WITH_LABEL.fullmatch(str(c)) for c in value]
         in_order = all(m and m[1].upper() == letter for m, letter in zip(found, ascii_uppercase))
